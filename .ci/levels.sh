@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Every x86-64 level from one baseline build: here at the best level and at each below it, then under qemu as processors
+# that lack the higher ones. qemu raises SIGILL on an instruction that its processor lacks: none may leak out of its dispatch.
+# EXPECT_LEVEL tells the tests what must be detected; HEADWISE_LEVEL forces one below it.
+set -euo pipefail
+source "$(dirname "$0")/lib.sh"
+[ "$(uname -m)" = x86_64 ] || fail "needs an x86-64 machine"
+
+# has FLAGS...: whether this processor has them all.
+has() {
+  local flag
+  for flag; do grep -m1 '^flags' /proc/cpuinfo | grep -qw "$flag" || return 1; done
+}
+
+native=(scalar)
+if has avx2 fma bmi1 bmi2 abm; then native+=(avx2); fi
+if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl; then native+=(avx512); fi
+best=${native[-1]}
+
+# `--workspace`, as in test.sh: the same features, so the same build.
+for level in "${native[@]}"; do
+  run_tests EXPECT_LEVEL="$best" HEADWISE_LEVEL="$level" cargo test -q --workspace --lib --tests
+done
+
+# emulated CPU LEVEL
+emulated() {
+  run_tests CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="qemu-x86_64 -cpu $1" EXPECT_LEVEL="$2" \
+    cargo test -q --workspace --test "$LEVEL_TESTS"
+}
+apt_install qemu-user
+emulated Haswell,-pcid,-tsc-deadline,-x2apic,-hle,-invpcid,-rtm avx2
+emulated Nehalem scalar

@@ -1,0 +1,323 @@
+//! One random attention problem: made from a stream of numbers, run at a level, held against the reference.
+//!
+//! `headwise check`, the tests and the fuzz target share it. A case owns its memory; its views take every kind of
+//! stride. Each number drawn has a plain meaning and zeros make the plainest case, so shrinking works.
+
+use headwise::{Attention, Error, Level, Position, Terms, View, ViewMut, reference};
+
+/// A tensor in memory: a logical shape over data that may be permuted, padded, reversed, strided or broadcast.
+#[derive(Debug, Clone)]
+pub struct Tensor<T> {
+    data: Vec<T>,
+    offset: usize,
+    shape: [usize; 4],
+    strides: [isize; 4],
+}
+
+impl<T: Copy> Tensor<T> {
+    /// A tensor whose elements come from `fill` and whose layout from `draw`. Only a tensor that is read may
+    /// have axes of stride 0.
+    fn random(
+        draw: &mut Draw<'_>,
+        shape: [usize; 4],
+        read: bool,
+        mut fill: impl FnMut(&mut Draw<'_>) -> T,
+    ) -> Self {
+        const ORDERS: [[usize; 4]; 6] =
+            [[0, 1, 2, 3], [0, 2, 1, 3], [0, 1, 3, 2], [3, 2, 1, 0], [2, 0, 1, 3], [1, 3, 0, 2]];
+        let order = ORDERS[draw.below(ORDERS.len())];
+        let mut strides = [0isize; 4];
+        let (mut reach, mut offset) = (0, 0);
+        for &axis in order.iter().rev() {
+            if read && draw.below(16) == 1 {
+                continue; // broadcast
+            }
+            let stride = reach + 1 + if draw.below(8) == 1 { 1 + draw.below(20) } else { 0 };
+            strides[axis] = stride as isize;
+            let far = stride * (shape[axis].max(1) - 1);
+            if draw.below(8) == 1 {
+                strides[axis] = -strides[axis];
+                offset += far;
+            }
+            reach += far;
+        }
+        let len = if shape.contains(&0) { 0 } else { reach + 1 };
+        let data = (0..len).map(|_| fill(draw)).collect();
+        Self { data, offset: offset.min(len), shape, strides }
+    }
+
+    /// The view.
+    pub fn view(&self) -> View<'_, T> {
+        View::new(&self.data, self.offset, self.shape, self.strides).expect("made to fit")
+    }
+}
+
+/// A stream of numbers: bytes of a fuzzer, or a generator with a seed.
+pub struct Draw<'a>(pub &'a mut dyn FnMut() -> u32);
+
+impl Draw<'_> {
+    /// A number below `n`, or 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        if n < 2 { 0 } else { (self.0)() as usize % n }
+    }
+
+    fn uniform(&mut self) -> f32 {
+        (self.0)() as i32 as f32 / (1u32 << 31) as f32
+    }
+
+    fn maybe<T>(&mut self, one_in: usize, f: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        (self.below(one_in) == 1).then(|| f(self))
+    }
+}
+
+/// What the numbers in Q, K and V are like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Values {
+    /// Uniform in [-1, 1]: the range of the error budget.
+    Unit,
+    /// Uniform in [-30, 30]: weights that underflow, scores of thousands.
+    Large,
+    /// Mostly uniform, with NaN, infinities and zeros.
+    Special,
+    /// Mostly uniform, with denormals and numbers near the largest: not together with infinities, where the
+    /// product depends on whether a denormal times the scale is still above 0.
+    Extreme,
+}
+
+/// One problem with all its memory.
+#[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the names of `Terms`")]
+pub struct Case {
+    pub values: Values,
+    pub q: Tensor<f32>,
+    pub k: Tensor<f32>,
+    pub v: Tensor<f32>,
+    pub out: Tensor<f32>,
+    pub mask: Option<Tensor<bool>>,
+    pub bias: Option<Tensor<f32>>,
+    pub scale: Option<f32>,
+    pub softcap: Option<f32>,
+    pub causal: bool,
+    pub left: Option<usize>,
+    pub right: Option<usize>,
+    pub offsets: Option<Vec<i64>>,
+    pub position: Position<'static>,
+    pub kv_lens: Option<Vec<usize>>,
+    pub q_lens: Option<Vec<usize>>,
+    pub slopes: Option<Vec<f32>>,
+    pub sinks: Option<Vec<f32>>,
+    pub gates: Option<Vec<f32>>,
+}
+
+/// Sizes on both sides of what the kernels cut at.
+const LENGTHS: [usize; 20] =
+    [1, 2, 15, 16, 17, 0, 31, 32, 33, 3, 5, 63, 65, 96, 127, 128, 129, 200, 257, 300];
+const FEATURES: [usize; 18] = [4, 1, 2, 3, 5, 8, 12, 15, 16, 17, 24, 31, 32, 40, 64, 65, 0, 80];
+
+impl Case {
+    /// The case that a seed stands for.
+    pub fn from_seed(seed: u64) -> Self {
+        let mut state = seed;
+        Self::draw(&mut Draw(&mut || {
+            // splitmix64 (Steele, Lea and Flood 2014)
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 32) as u32
+        }))
+    }
+
+    /// The case that a stream of numbers stands for.
+    pub fn draw(draw: &mut Draw<'_>) -> Self {
+        let (b, hk, group) = (1 + draw.below(3), 1 + draw.below(3), [1, 2, 3, 4, 7][draw.below(5)]);
+        let hq = hk * group;
+        let [lq, lk] = [LENGTHS[draw.below(LENGTHS.len())], LENGTHS[draw.below(LENGTHS.len())]];
+        let [d, dv] = [FEATURES[draw.below(FEATURES.len())], FEATURES[draw.below(FEATURES.len())]];
+        // Keep the reference quick.
+        let (b, hk, hq) = if b * hq * lq * lk > 40_000 { (1, 1, group) } else { (b, hk, hq) };
+        let hq = if hq * lq * lk > 200_000 { hk } else { hq };
+        let values = [Values::Unit, Values::Large, Values::Special, Values::Extreme][draw.below(4)];
+        let scores = [b, hq, lq, lk];
+        let mut broadcast = |draw: &mut Draw<'_>| scores.map(|n| if draw.below(3) == 1 { 1 } else { n });
+        let (mask_shape, bias_shape) = (broadcast(draw), broadcast(draw));
+        let number = move |draw: &mut Draw<'_>| number(draw, values);
+        let rare = [2, 20][draw.below(2)]; // one in how many pairs is hidden
+        Self {
+            values,
+            q: Tensor::random(draw, [b, hq, lq, d], true, number),
+            k: Tensor::random(draw, [b, hk, lk, d], true, number),
+            v: Tensor::random(draw, [b, hk, lk, dv], true, number),
+            out: Tensor::random(draw, [b, hq, lq, dv], false, |_| f32::NAN),
+            mask: draw.maybe(3, |draw| Tensor::random(draw, mask_shape, true, |draw| draw.below(rare) != 1)),
+            bias: draw.maybe(3, |draw| {
+                Tensor::random(draw, bias_shape, true, |draw| match draw.below(rare * 2) {
+                    1 => f32::NEG_INFINITY,
+                    3 => 1000.0 * draw.uniform(),
+                    _ => draw.uniform(),
+                })
+            }),
+            scale: if d == 0 { Some(1.0) } else { draw.maybe(3, |draw| 2.0 * draw.uniform()) },
+            softcap: draw.maybe(4, |draw| 0.1 + 30.0 * draw.uniform().abs()),
+            causal: draw.below(2) == 1,
+            left: draw.maybe(4, |draw| draw.below(lk + 2)),
+            right: draw.maybe(4, |draw| draw.below(lk + 2)),
+            offsets: draw.maybe(6, |draw| (0..b).map(|_| offset(draw, lk)).collect()),
+            position: match draw.below(4) {
+                1 => Position::TopLeft,
+                2 => Position::At(offset(draw, lk)),
+                _ => Position::BottomRight,
+            },
+            kv_lens: draw.maybe(4, |draw| (0..b).map(|_| draw.below(lk + 1)).collect()),
+            q_lens: draw.maybe(6, |draw| (0..b).map(|_| draw.below(lq + 1)).collect()),
+            slopes: draw.maybe(5, |draw| (0..hq).map(|_| draw.uniform()).collect()),
+            sinks: draw.maybe(5, |draw| {
+                let sink = |draw: &mut Draw<'_>| {
+                    if draw.below(4) == 1 { f32::NEG_INFINITY } else { 9.0 * draw.uniform() }
+                };
+                (0..hq).map(|_| sink(draw)).collect()
+            }),
+            gates: draw.maybe(5, |draw| {
+                (0..hq).map(|_| if draw.below(3) == 1 { 0.0 } else { 2.0 * draw.uniform() }).collect()
+            }),
+        }
+    }
+
+    /// The options.
+    pub fn terms(&self) -> Terms<'_> {
+        Terms {
+            scale: self.scale,
+            softcap: self.softcap,
+            causal: self.causal,
+            left: self.left,
+            right: self.right,
+            position: self.offsets.as_deref().map_or(self.position, Position::Each),
+            mask: self.mask.as_ref().map(Tensor::view),
+            bias: self.bias.as_ref().map(Tensor::view),
+            kv_lens: self.kv_lens.as_deref(),
+            q_lens: self.q_lens.as_deref(),
+            slopes: self.slopes.as_deref(),
+            sinks: self.sinks.as_deref(),
+            gates: self.gates.as_deref(),
+        }
+    }
+
+    /// Output (compact `[B, Hq, Lq, Dv]`) and LSE at a level, in the current thread pool.
+    pub fn run(&self, level: Level) -> Result<(Vec<f32>, Vec<f32>), Error> {
+        let [b, hq, lq, _] = self.q.shape;
+        let (mut out, mut lse) = (self.out.clone(), vec![f32::NAN; b * hq * lq]);
+        Attention::with_terms(self.terms()).level(level).run_with_lse(
+            self.q.view(),
+            self.k.view(),
+            self.v.view(),
+            ViewMut::new(&mut out.data, out.offset, out.shape, out.strides)?,
+            &mut lse,
+        )?;
+        Ok((compact(&out), lse))
+    }
+
+    /// The reference's answer.
+    pub fn reference(&self) -> Result<reference::Reference, Error> {
+        reference::attention(self.q.view(), self.k.view(), self.v.view(), &self.terms())
+    }
+
+    /// Runs the case at every level given and compares with the reference; says what differs.
+    pub fn check(&self, levels: &[Level]) -> Result<(), String> {
+        let reference = self.reference().map_err(|error| format!("reference: {error}"))?;
+        let limits = self.limits(&reference);
+        for &level in levels {
+            let (out, lse) = self.run(level).map_err(|error| format!("{level}: {error}"))?;
+            let dv = self.v.shape[3];
+            for (row, limit) in limits.iter().enumerate() {
+                let Some([out_limit, lse_limit]) = limit else { continue };
+                let values =
+                    (row * dv..(row + 1) * dv).map(|at| ("out", at, out[at], reference.out[at], out_limit));
+                let lse = ("lse", row, lse[row], reference.lse[row], lse_limit);
+                for (what, at, got, want, limit) in values.chain([lse]) {
+                    let fine = match want {
+                        f64::NEG_INFINITY if what == "lse" => got == f32::NEG_INFINITY,
+                        want if want.is_finite() && want.abs() > 1e37 => true, // f32 may overflow
+                        want if want.is_finite() => (got as f64 - want).abs() <= *limit,
+                        _ => !got.is_finite(),
+                    };
+                    if !fine {
+                        let row = format!("row {row} of [B, Hq, Lq] = {:?}", &self.q.shape[..3]);
+                        return Err(format!(
+                            "{level}: {what}[{at}] is {got:e}, reference {want:e}, limit {limit:e}, {row}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What each row's output and LSE may differ by; `None` where f32 may overflow on the way.
+    ///
+    /// A score is off by rounding in proportion to the sum of |q||k|; a weight, relatively, by twice that.
+    fn limits(&self, reference: &reference::Reference) -> Vec<Option<[f64; 2]>> {
+        const EPS: f64 = f32::EPSILON as f64;
+        let ([batch, hq, lq, d], [_, hk, lk, dv]) = (self.q.shape, self.v.shape);
+        let (q, k, v) = (self.q.view(), self.k.view(), self.v.view());
+        let at = |x: View<'_, f32>, i| x.get(i).map_or(0.0, |x| x.abs() as f64);
+        let scale = self.scale.unwrap_or(1.0 / (d as f32).sqrt()).abs() as f64;
+        let row = |row: usize| {
+            let (b, h, i) = (row / (hq * lq), row / lq % hq, row % lq);
+            let kv_head = h / (hq / hk);
+            let (mut score, mut value) = (1.0f64, 0.0f64);
+            for j in (0..lk).filter(|j| reference.biased[row * lk + j] != f64::NEG_INFINITY) {
+                let dot: f64 = (0..d).map(|c| at(q, [b, h, i, c]) * at(k, [b, kv_head, j, c])).sum();
+                let biased = reference.biased[row * lk + j];
+                let added = biased - reference.capped[row * lk + j];
+                let bias = self
+                    .bias
+                    .as_ref()
+                    .and_then(|bias| bias.view().broadcast([batch, hq, lq, lk])?.get([b, h, i, j]));
+                let bias = bias.unwrap_or(0.0) as f64;
+                // Max ignores NaN: a row that sees NaN is compared as not finite, whatever the limits.
+                let terms = [dot * scale, biased.abs(), bias.abs(), (added - bias).abs()];
+                score = terms.into_iter().fold(score, f64::max);
+                for c in 0..dv {
+                    value = value.max(at(v, [b, kv_head, j, c]));
+                }
+            }
+            let largest = (0..d).map(|c| at(q, [b, h, i, c])).fold(0.0, f64::max) * scale;
+            if !(score < 1e37 && largest < 1e37 && value < 1e37)
+                && !reference.out[row * dv..][..dv].iter().any(|x| x.is_nan())
+            {
+                return None;
+            }
+            let score = EPS * score * (4.0 + (d as f64).sqrt());
+            let gate = self.gates.as_ref().map_or(1.0, |gates| gates[h].abs() as f64);
+            let out = gate * value * (2.0 * score + 1e-6 + EPS * (lk as f64).sqrt());
+            let lse = 2.0 * score + 1e-6 + EPS * ((lk as f64).sqrt() + 2.0 * reference.lse[row].abs());
+            (score < 0.25).then_some([out, lse])
+        };
+        (0..reference.lse.len()).map(row).collect()
+    }
+}
+
+fn compact(tensor: &Tensor<f32>) -> Vec<f32> {
+    let (view, [b, h, l, d]) = (tensor.view(), tensor.shape);
+    let index = |i: usize| [i / (h * l * d), i / (l * d) % h, i / d % l, i % d];
+    (0..b * h * l * d).filter_map(|i| view.get(index(i))).collect()
+}
+
+fn offset(draw: &mut Draw<'_>, lk: usize) -> i64 {
+    match draw.below(12) {
+        1 => i64::MAX,
+        2 => i64::MIN,
+        _ => draw.below(2 * lk + 5) as i64 - (lk as i64 / 2 + 2),
+    }
+}
+
+fn number(draw: &mut Draw<'_>, values: Values) -> f32 {
+    const SPECIAL: [f32; 5] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
+    const EXTREME: [f32; 5] = [1e-40, -1e-45, f32::MAX, f32::MIN, 1e18];
+    match values {
+        Values::Unit => draw.uniform(),
+        Values::Large => 30.0 * draw.uniform(),
+        Values::Special if draw.below(200) == 1 => SPECIAL[draw.below(SPECIAL.len())],
+        Values::Extreme if draw.below(200) == 1 => EXTREME[draw.below(EXTREME.len())],
+        Values::Special | Values::Extreme => 3.0 * draw.uniform(),
+    }
+}

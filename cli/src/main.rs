@@ -1,0 +1,40 @@
+//! The `headwise` command: parses the arguments, calls the subcommand, turns its failure into an exit status.
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use headwise_cli::{bench, run};
+
+/// Counts what is allocated, for the bench's `extra_bytes`.
+#[global_allocator]
+static MEMORY: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
+
+/// Fast and exact multi-head attention on CPUs.
+#[derive(Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => args.execute(),
+        Command::Bench(args) => args.execute(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let _ = writeln!(std::io::stderr(), "headwise: {failure}"); // nowhere left to complain
+            ExitCode::from(failure.status)
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! `headwise run`: the attention of the tensors in a safetensors file.
+//!
+//! [`compute`] is all of it but the files: bytes in, bytes out, an error for whatever is not as it must be.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use headwise::reference::{self, Reference};
+use headwise::{Attention, Position, Terms, View, ViewMut};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+
+use crate::Failure;
+use crate::options::{Corner, Layout, Options, Position as Named, Precision, Stage};
+use crate::tensors::{self, Inputs, Tensor};
+
+/// Computes the attention of a safetensors file with q, k, v and writes one with out.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file with q, k, v and, if wanted, mask, bias, slopes, sinks, gates, kv_lens, q_lens and offsets.
+    #[arg(long)]
+    input: PathBuf,
+    /// The file to write.
+    #[arg(long)]
+    output: PathBuf,
+    /// A JSON file with options; without it the input's metadata entry `options` is used.
+    #[arg(long)]
+    options: Option<PathBuf>,
+}
+
+/// Why a run was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// A file cannot be read.
+    #[error("cannot read {path:?}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The output cannot be written.
+    #[error("cannot write {path:?}: {source}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The bytes are not a safetensors file.
+    #[error("the input is not a safetensors file: {0}")]
+    Format(#[from] SafeTensorError),
+    /// An option is unknown or has a value that it cannot have.
+    #[error("options: {0}")]
+    Options(String),
+    /// Part of the format, but not of this version.
+    #[error("{0} is not supported yet")]
+    Unsupported(String),
+    /// `q`, `k` or `v` is missing.
+    #[error("tensor {0:?} is missing")]
+    MissingTensor(&'static str),
+    /// A tensor by a name that means nothing here.
+    #[error("tensor {0:?} is unknown")]
+    UnknownTensor(String),
+    /// A tensor has the wrong element type.
+    #[error("{name} is {got:?}, must be {must}")]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its element type.
+        got: Dtype,
+        /// What it must be.
+        must: &'static str,
+    },
+    /// A tensor has the wrong number of axes.
+    #[error("{name} of shape {shape:?} has {} axes, must have {ranks}", shape.len())]
+    Rank {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The numbers of axes that it may have.
+        ranks: String,
+    },
+    /// A length is negative.
+    #[error("{name}[{index}] is {value}, must not be negative")]
+    Negative {
+        /// The tensor.
+        name: String,
+        /// The entry.
+        index: usize,
+        /// Its value.
+        value: i64,
+    },
+    /// The sizes ask for more than anybody can want of such a file.
+    #[error("{what} is {got}, more than the {limit} allowed")]
+    TooMuch {
+        /// What there would be too much of.
+        what: &'static str,
+        /// How much.
+        got: usize,
+        /// How much is allowed.
+        limit: usize,
+    },
+    /// The threads cannot be started.
+    #[error("threads: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    /// The arguments do not fit each other.
+    #[error("{0}")]
+    Attention(#[from] headwise::Error),
+}
+
+/// The reference holds four matrices of this many f64.
+const MAX_REFERENCE_PAIRS: usize = 1 << 27;
+
+impl Args {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Status 2 for whatever is wrong; nothing is written then.
+    pub fn execute(&self) -> Result<(), Failure> {
+        let summary = self.run().map_err(Failure::usage)?;
+        writeln!(std::io::stdout(), "{summary}").map_err(Failure::usage)
+    }
+
+    fn run(&self) -> Result<String, RunError> {
+        let unreadable = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| RunError::Read { path, source }
+        };
+        let input = fs::read(&self.input).map_err(unreadable(&self.input))?;
+        let options = match &self.options {
+            Some(path) => Some(fs::read_to_string(path).map_err(unreadable(path))?),
+            None => None,
+        };
+        let answer = answer(&input, options.as_deref())?;
+        replace_file(&self.output, &tensors::write(&answer.tensors)?)
+            .map_err(|source| RunError::Write { path: self.output.clone(), source })?;
+        Ok(answer.summary)
+    }
+}
+
+/// Writes a file whole or not at all: a new one beside it takes its place when complete.
+fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(std::io::Error::other("it exists and is not a regular file"));
+    }
+    let name = path.file_name().ok_or_else(|| std::io::Error::other("it does not name a file"))?;
+    let beside = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside); // the first error is the one to tell
+    }
+    written
+}
+
+/// The safetensors file that answers the safetensors file `input`; `options` is JSON and goes before the
+/// options in the input's metadata.
+///
+/// # Errors
+/// Anything that is not as the format asks; no input makes it panic.
+pub fn compute(input: &[u8], options: Option<&str>) -> Result<Vec<u8>, RunError> {
+    tensors::write(&answer(input, options)?.tensors)
+}
+
+struct Answer {
+    tensors: Vec<(&'static str, Tensor<f32>)>,
+    /// The kernel, the shapes, the time: one line.
+    summary: String,
+}
+
+fn answer(input: &[u8], options: Option<&str>) -> Result<Answer, RunError> {
+    let file = SafeTensors::deserialize(input)?;
+    let (_, header) = SafeTensors::read_metadata(input)?;
+    let in_file = || header.metadata().as_ref()?.get("options").map(String::as_str);
+    let options = options.or_else(in_file).map(Options::parse).transpose()?.unwrap_or_default();
+    let inputs = Inputs::read(&file)?;
+    refuse(&options)?;
+
+    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| view(tensor, options.layout));
+    let problem = Problem { q: q?, k: k?, v: v?, terms: terms(&inputs, &options)?, layout: options.layout };
+    problem.check_sizes(input.len())?;
+    let (tensors, how, time) = match options.reference {
+        true => problem.by_reference(&options)?,
+        false => problem.by_kernel(&options)?,
+    };
+    let (q, k, v, out) = (&inputs.q.shape, &inputs.k.shape, &inputs.v.shape, problem.out_shape());
+    let ms = time.as_secs_f64() * 1e3;
+    Ok(Answer { tensors, summary: format!("{how}: q {q:?} k {k:?} v {v:?} -> out {out:?} in {ms:.3} ms") })
+}
+
+/// The parts of the format that the library cannot do yet.
+fn refuse(options: &Options) -> Result<(), RunError> {
+    if options.stats {
+        return Err(RunError::Unsupported("stats".into()));
+    }
+    if options.scores.is_some() && !options.reference {
+        return Err(RunError::Options("scores need \"reference\": true for now".into()));
+    }
+    match options.precision {
+        Precision::Fast => Err(RunError::Options("precision: \"fast\" is not for F32 tensors".into())),
+        Precision::Exact => Ok(()),
+    }
+}
+
+fn view(tensor: &Tensor<f32>, layout: Layout) -> Result<View<'_, f32>, RunError> {
+    let shape = core::array::from_fn(|axis| tensor.shape[axis]); // q, k and v have four axes
+    Ok(match layout {
+        Layout::Bhld => View::bhld(&tensor.data, shape)?,
+        Layout::Blhd => View::blhd(&tensor.data, shape)?,
+    })
+}
+
+fn terms<'a>(inputs: &'a Inputs, options: &Options) -> Result<Terms<'a>, RunError> {
+    let [left, right] = options.window.unwrap_or_default();
+    let position = match (&inputs.offsets, options.position) {
+        (Some(offsets), _) => Position::Each(offsets),
+        (None, Named::Corner(Corner::TopLeft)) => Position::TopLeft,
+        (None, Named::Corner(Corner::BottomRight)) => Position::BottomRight,
+        (None, Named::At(offset)) => Position::At(offset),
+    };
+    Ok(Terms {
+        scale: options.scale,
+        softcap: options.softcap,
+        causal: options.causal,
+        left,
+        right,
+        position,
+        mask: inputs.mask.as_ref().map(|mask| View::compact(&mask.data, &mask.shape)).transpose()?,
+        bias: inputs.bias.as_ref().map(|bias| View::compact(&bias.data, &bias.shape)).transpose()?,
+        kv_lens: inputs.kv_lens.as_deref(),
+        q_lens: inputs.q_lens.as_deref(),
+        slopes: inputs.slopes.as_deref(),
+        sinks: inputs.sinks.as_deref(),
+        gates: inputs.gates.as_deref(),
+    })
+}
+
+struct Problem<'a> {
+    q: View<'a, f32>,
+    k: View<'a, f32>,
+    v: View<'a, f32>,
+    terms: Terms<'a>,
+    layout: Layout,
+}
+
+/// The output tensors, how they were computed, and in what time.
+type Computed = (Vec<(&'static str, Tensor<f32>)>, String, Duration);
+
+impl Problem<'_> {
+    /// A size of 0 beside others that are huge fits any small file and would take memory and time no end.
+    /// Nothing else comes near these limits. They count a size of 0 as 1, so that no product of sizes
+    /// overflows later.
+    fn check_sizes(&self, file: usize) -> Result<(), RunError> {
+        let product = |sizes: &[usize]| sizes.iter().fold(1usize, |n, &size| n.saturating_mul(size.max(1)));
+        let limit = |least: usize, factor: usize| file.saturating_mul(factor).saturating_add(least);
+        let (rows, keys) = (product(&self.q.shape()[..3]), product(&self.k.shape()[..3]));
+        for (what, got, limit) in [
+            ("the number of query rows", rows, limit(1 << 10, 16)),
+            ("the number of keys", keys, limit(1 << 10, 16)),
+            ("the number of output elements", product(&self.out_shape()), limit(1 << 20, 256)),
+        ] {
+            if got > limit {
+                return Err(RunError::TooMuch { what, got, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// In the layout of the files.
+    fn out_shape(&self) -> [usize; 4] {
+        let ([b, hq, lq, _], dv) = (self.q.shape(), self.v.shape()[3]);
+        match self.layout {
+            Layout::Bhld => [b, hq, lq, dv],
+            Layout::Blhd => [b, lq, hq, dv],
+        }
+    }
+
+    fn by_kernel(&self, options: &Options) -> Result<Computed, RunError> {
+        let mut attention = Attention::with_terms(self.terms);
+        if let Some(level) = options.level()? {
+            attention = attention.level(level);
+        }
+        let (q, k, v, shape) = (self.q, self.k, self.v, self.out_shape());
+        let run = || -> Result<Computed, RunError> {
+            let plan = attention.plan(q, k, v)?.describe();
+            let mut out = vec![0.0; shape.iter().product()];
+            let mut lse = vec![0.0; q.shape()[..3].iter().product()];
+            let to = match self.layout {
+                Layout::Bhld => ViewMut::bhld(&mut out, shape)?,
+                Layout::Blhd => ViewMut::blhd(&mut out, shape)?,
+            };
+            let start = Instant::now();
+            match options.lse {
+                true => attention.run_with_lse(q, k, v, to, &mut lse)?,
+                false => attention.run(q, k, v, to)?,
+            }
+            let time = start.elapsed();
+            let mut tensors = vec![("out", Tensor { shape: shape.to_vec(), data: out })];
+            if options.lse {
+                tensors.push(("lse", Tensor { shape: q.shape()[..3].to_vec(), data: lse }));
+            }
+            Ok((tensors, plan, time))
+        };
+        match options.threads {
+            Some(threads) => rayon::ThreadPoolBuilder::new().num_threads(threads).build()?.install(run),
+            None => run(),
+        }
+    }
+
+    fn by_reference(&self, options: &Options) -> Result<Computed, RunError> {
+        options.level()?; // no kernel runs, but a name that is none is still wrong
+        let ([b, hq, lq, _], lk) = (self.q.shape(), self.k.shape()[2]);
+        let pairs = [b, hq, lq, lk].iter().fold(1usize, |n, &size| n.saturating_mul(size));
+        if pairs > MAX_REFERENCE_PAIRS {
+            let what = "the number of query-key pairs of the reference";
+            return Err(RunError::TooMuch { what, got: pairs, limit: MAX_REFERENCE_PAIRS });
+        }
+        let start = Instant::now();
+        let reference = reference::attention(self.q, self.k, self.v, &self.terms)?;
+        let time = start.elapsed();
+        let mut tensors =
+            vec![("out", Tensor { shape: self.out_shape().to_vec(), data: self.laid_out(&reference) })];
+        if options.lse {
+            tensors.push(("lse", Tensor { shape: vec![b, hq, lq], data: round(&reference.lse) }));
+        }
+        if let Some(stage) = options.scores {
+            let scores = match stage {
+                Stage::Scaled => &reference.scaled,
+                Stage::Capped => &reference.capped,
+                Stage::Biased => &reference.biased,
+                Stage::Weights => &reference.weights,
+            };
+            tensors.push(("scores", Tensor { shape: vec![b, hq, lq, lk], data: round(scores) }));
+        }
+        Ok((tensors, "f64 reference".into(), time))
+    }
+
+    /// The reference's output, rounded, in the layout of the files.
+    fn laid_out(&self, reference: &Reference) -> Vec<f32> {
+        let ([b, hq, lq, _], dv) = (self.q.shape(), self.v.shape()[3]);
+        match self.layout {
+            Layout::Bhld => round(&reference.out),
+            Layout::Blhd => (0..b * lq * hq)
+                .map(|at| (at / (lq * hq), at / hq % lq, at % hq))
+                .flat_map(|(b, i, h)| round(&reference.out[((b * hq + h) * lq + i) * dv..][..dv]))
+                .collect(),
+        }
+    }
+}
+
+fn round(x: &[f64]) -> Vec<f32> {
+    x.iter().map(|&x| x as f32).collect()
+}

@@ -1,0 +1,48 @@
+//! `headwise bench --json`: one object a line, with the keys and the numbers that readers count on.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+#[test]
+fn json_lines_hold_the_machine_and_every_row() {
+    let arguments = ["bench", "--json", "--rounds", "1", "--shape", "minilm", "--shape", "decode"];
+    let levels = ["--level", "scalar", "--threads", "1", "--threads", "2"];
+    let result = Command::new(env!("CARGO_BIN_EXE_headwise")).args(arguments).args(levels).output();
+    let result = result.expect("the command starts");
+    assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+    let text = String::from_utf8(result.stdout).expect("text");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+
+    let machine = &lines[0]["machine"];
+    assert!(machine["processor"].is_string() && machine["cores"].is_u64() && machine["levels"].is_array());
+    assert!(["1", "2"].iter().all(|&n| machine["fma_gflops"][n].as_f64() > Some(0.0)));
+    assert!(machine["level_fma_gflops"]["scalar"]["2"].as_f64() > Some(0.0));
+    assert!(machine["read_gbps"]["1"].as_f64() > Some(0.0));
+
+    assert_eq!(lines.len(), 1 + 2 * 2 * 2); // shapes, numbers of threads, implementations
+    for row in &lines[1..] {
+        assert_eq!((&row["type"], &row["rounds"]), (&"f32".into(), &1.into()));
+        assert!(row["by"] == "gemm" || (row["by"] == "headwise" && row["level"] == "scalar"));
+        assert!(
+            row["median_ms"].as_f64() >= row["min_ms"].as_f64() && row["peak_percent"].as_f64() > Some(0.0)
+        );
+        assert_eq!(row["read_percent"].is_f64(), row["shape"] == "decode");
+        assert!(row["extra_bytes"].as_u64() > Some(0) && row["max_error"].as_f64() < Some(2e-6), "{row}");
+    }
+}
+
+#[test]
+fn what_this_version_lacks_is_refused_by_name() {
+    let run = |arguments: [&str; 3]| {
+        let result =
+            Command::new(env!("CARGO_BIN_EXE_headwise")).args(arguments).output().expect("it starts");
+        assert_eq!(result.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&result.stderr).into_owned()
+    };
+    assert!(run(["bench", "--type", "bf16"]).contains("bf16 is not supported yet"));
+    assert!(run(["bench", "--shape", "tiny"]).contains("the shapes are bert, classic"));
+    assert!(run(["bench", "--threads", "0"]).contains("must be 1 to"));
+    let level = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    assert!(run(["bench", "--level", level]).contains("not available on this processor"));
+}

@@ -1,0 +1,298 @@
+//! The door: a `Call` is one attention problem whose arguments have been checked, a `Task` the exclusive right
+//! to compute some of its output rows. What passes here is sound to compute with unsafe code.
+
+use core::marker::PhantomData;
+use core::ops::Range;
+
+use crate::view::count;
+use crate::{Element, Error, Level, Scratch, View, ViewMut};
+
+/// Where query `i` stands among the keys: `pos(i) = i + offset`. Causal, window and ALiBi all measure from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Position<'a> {
+    /// Offset 0: the first query stands at the first key (PyTorch's `is_causal`, ONNX without a cache).
+    TopLeft,
+    /// Offset `kv_len(b) - q_len(b)`: the last query stands at the last key (decoding with a cache).
+    #[default]
+    BottomRight,
+    /// The same offset for every batch entry; it may be negative.
+    At(i64),
+    /// One offset per batch entry.
+    Each(&'a [i64]),
+}
+
+/// All terms of the formula but Q, K and V. [`Terms::default`] is plain `softmax(QKᵀ/√D)V`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Terms<'a> {
+    /// Factor on `<q, k>`; `None` is `1/sqrt(D)`. Zero and negative numbers are used as given.
+    pub scale: Option<f32>,
+    /// `softcap * tanh(x / softcap)` on the scaled scores.
+    pub softcap: Option<f32>,
+    /// Key `j` is visible to query `i` only if `j <= pos(i)`.
+    pub causal: bool,
+    /// Key `j` is visible to query `i` only if `pos(i) - left <= j`.
+    pub left: Option<usize>,
+    /// Key `j` is visible to query `i` only if `j <= pos(i) + right`.
+    pub right: Option<usize>,
+    /// Where the queries stand.
+    pub position: Position<'a>,
+    /// True = attend. Broadcasts to `[B, Hq, Lq, Lk]`.
+    pub mask: Option<View<'a, bool>>,
+    /// Added to the scaled and capped scores; `-inf` hides like the mask. Broadcasts to `[B, Hq, Lq, Lk]`.
+    pub bias: Option<View<'a, f32>>,
+    /// Valid keys of each batch entry; what lies behind is never read.
+    pub kv_lens: Option<&'a [usize]>,
+    /// Valid queries of each batch entry; rows behind come out as zeros.
+    pub q_lens: Option<&'a [usize]>,
+    /// ALiBi slopes, one per query head: `-slope * |pos(i) - j|`.
+    pub slopes: Option<&'a [f32]>,
+    /// Sink logits, one per query head, in the denominator only.
+    pub sinks: Option<&'a [f32]>,
+    /// Factors on the output, one per query head; a head whose gate is 0 costs nothing.
+    pub gates: Option<&'a [f32]>,
+}
+
+/// One checked attention problem.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a, T> {
+    pub(crate) q: View<'a, T>,
+    pub(crate) k: View<'a, T>,
+    pub(crate) v: View<'a, T>,
+    pub(crate) terms: Terms<'a>,
+    pub(crate) scale: f32,
+    /// Query heads on one key/value head.
+    pub(crate) group: usize,
+}
+
+impl<'a, T: Element> Call<'a, T> {
+    /// Checks every argument against the others. Shapes: `q [B, Hq, Lq, D]`, `k [B, Hk, Lk, D]`,
+    /// `v [B, Hk, Lk, Dv]`.
+    ///
+    /// # Errors
+    /// Names the first argument that does not fit.
+    pub fn new(q: View<'a, T>, k: View<'a, T>, v: View<'a, T>, terms: &Terms<'a>) -> Result<Self, Error> {
+        let mut terms = *terms;
+        let [b, hq, lq, d] = q.shape();
+        let [_, hk, lk, _] = k.shape();
+        expect("k", k.shape(), [b, hk, lk, d])?;
+        expect("v", v.shape(), [b, hk, lk, v.shape()[3]])?;
+        if (hk == 0 && hq > 0) || (hk > 0 && !hq.is_multiple_of(hk)) {
+            return Err(Error::Heads { query: hq, key: hk });
+        }
+        let scores = [b, hq, lq, lk];
+        count(scores).ok_or(Error::TooLarge { argument: "scores", shape: scores })?;
+        let out = [b, hq, lq, v.shape()[3]];
+        count(out).ok_or(Error::TooLarge { argument: "out", shape: out })?;
+
+        let scale = match terms.scale {
+            Some(scale) if scale.is_finite() => scale,
+            Some(got) => return Err(Error::Value { argument: "scale", got, must: "finite" }),
+            None if d == 0 => return Err(Error::NoDefaultScale),
+            None => 1.0 / (d as f32).sqrt(),
+        };
+        if let Some(got) = terms.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(Error::Value { argument: "softcap", got, must: "finite and above 0" });
+        }
+        lengths("kv_lens", terms.kv_lens, b, lk)?;
+        lengths("q_lens", terms.q_lens, b, lq)?;
+        if let Position::Each(offsets) = terms.position {
+            length("offsets", offsets.len(), b)?;
+        }
+        for (argument, per_head) in [("slopes", terms.slopes), ("sinks", terms.sinks), ("gates", terms.gates)]
+        {
+            per_head.map_or(Ok(()), |x| length(argument, x.len(), hq))?;
+        }
+        if let Some(mask) = terms.mask {
+            terms.mask = Some(broadcast("mask", mask, scores)?);
+        }
+        if let Some(bias) = terms.bias {
+            terms.bias = Some(broadcast("bias", bias, scores)?);
+        }
+        Ok(Self { q, k, v, terms, scale, group: hq.checked_div(hk).unwrap_or(0) })
+    }
+
+    /// `[B, Hq, Lq, Dv]`, the shape of the output.
+    pub fn out_shape(&self) -> [usize; 4] {
+        let [b, hq, lq, _] = self.q.shape();
+        [b, hq, lq, self.v.shape()[3]]
+    }
+
+    /// Key/value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.k.shape()[1]
+    }
+
+    /// Query heads on one key/value head.
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Multiply-adds, about, of the whole call: `D + Dv` for every pair that causal, window and lengths leave.
+    pub fn work(&self) -> usize {
+        let [b, hq, _, d] = self.q.shape();
+        let pairs = |b| self.pairs(b, 0, self.q_len(b));
+        let pairs = (0..b).map(pairs).fold(0, usize::saturating_add);
+        pairs.saturating_mul(hq).saturating_mul(d.saturating_add(self.v.shape()[3]))
+    }
+
+    /// Visible pairs of queries `start..end`, taking their number to grow evenly from the first to the last.
+    fn pairs(&self, b: usize, start: usize, end: usize) -> usize {
+        if start >= end {
+            return 0;
+        }
+        let (first, last) = (self.keys(b, start), self.keys(b, end - 1));
+        (first.len() + last.len()).div_ceil(2).saturating_mul(end - start)
+    }
+
+    /// The factor on `<q, k>` in use.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// Valid keys of batch entry `b`.
+    pub fn kv_len(&self, b: usize) -> usize {
+        self.terms.kv_lens.map_or(self.k.shape()[2], |lens| lens[b])
+    }
+
+    /// Valid queries of batch entry `b`.
+    pub fn q_len(&self, b: usize) -> usize {
+        self.terms.q_lens.map_or(self.q.shape()[2], |lens| lens[b])
+    }
+
+    /// `pos(i)` of query `i` in batch entry `b`.
+    pub fn pos(&self, b: usize, i: usize) -> i64 {
+        let offset = match self.terms.position {
+            Position::TopLeft => 0,
+            Position::BottomRight => self.kv_len(b) as i64 - self.q_len(b) as i64,
+            Position::At(offset) => offset,
+            Position::Each(offsets) => offsets[b],
+        };
+        (i as i64).saturating_add(offset)
+    }
+
+    /// The keys that causal, window and lengths leave to query `i`: an interval, empty as `0..0` or `n..m`
+    /// with `m <= n`. Both ends grow with `i`.
+    pub(crate) fn keys(&self, b: usize, i: usize) -> Range<usize> {
+        let (pos, len) = (self.pos(b, i), self.kv_len(b));
+        let clamp = |x: i64| usize::try_from(x.max(0)).unwrap_or(usize::MAX).min(len);
+        let side = |w: usize| i64::try_from(w).unwrap_or(i64::MAX);
+        let start = self.terms.left.map_or(0, |w| clamp(pos.saturating_sub(side(w))));
+        let right = match (self.terms.causal, self.terms.right) {
+            (true, _) => Some(0), // `right` is not negative, so causal is the narrower of the two
+            (false, right) => right,
+        };
+        let end = right.map_or(len, |w| clamp(pos.saturating_add(side(w)).saturating_add(1)));
+        start..end
+    }
+
+    /// Splits the work into tasks of up to `tokens` queries, each with all the query heads of one key/value
+    /// head, and hands every task the right to write its rows. The tasks' costs follow
+    /// [`Task::cost`]; results do not depend on the split.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if `out` is not `[B, Hq, Lq, Dv]`, [`Error::Length`] if `lse` is not `B * Hq * Lq` long.
+    pub fn split<'o>(
+        &'o self,
+        mut out: ViewMut<'o, T>,
+        lse: Option<&'o mut [f32]>,
+        tokens: usize,
+    ) -> Result<Vec<Task<'o, T>>, Error> {
+        let [b, hq, lq, _] = self.q.shape();
+        expect("out", out.shape(), self.out_shape())?;
+        if let Some(lse) = &lse {
+            length("lse", lse.len(), b * hq * lq)?; // smaller than the scores, which fit
+        }
+        let rows = RowsMut {
+            out: out.as_mut_ptr(),
+            strides: out.strides(),
+            lse: lse.map(|lse| lse.as_mut_ptr()),
+            _data: PhantomData,
+        };
+        let tokens = tokens.max(1);
+        let heads = if hq == 0 { 0 } else { self.k.shape()[1] };
+        let mut tasks = Vec::with_capacity(b * heads * lq.div_ceil(tokens));
+        for b in 0..b {
+            for hk in 0..heads {
+                for start in (0..lq).step_by(tokens) {
+                    let tokens = start..lq.min(start + tokens);
+                    tasks.push(Task { call: self, b, hk, tokens, rows });
+                }
+            }
+        }
+        Ok(tasks)
+    }
+}
+
+/// The right to compute and write the rows of some queries and of all query heads on one key/value head. No
+/// two tasks of one [`Call::split`] share a row.
+#[derive(Debug)]
+pub struct Task<'a, T> {
+    pub(crate) call: &'a Call<'a, T>,
+    pub(crate) b: usize,
+    pub(crate) hk: usize,
+    pub(crate) tokens: Range<usize>,
+    pub(crate) rows: RowsMut<'a, T>,
+}
+
+/// Pointers to the whole output. Only the rows named by the owning [`Task`] may be written through it: their
+/// places are disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowsMut<'a, T> {
+    out: *mut T,
+    strides: [isize; 4],
+    lse: Option<*mut f32>,
+    _data: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a task owns its rows alone (`Call::split` makes each (batch, head, token) part of exactly one task,
+// and `ViewMut` guarantees that different rows are different places), so it may move to another thread.
+unsafe impl<T: Element> Send for Task<'_, T> {}
+
+impl<T: Element> Task<'_, T> {
+    /// Computes the rows, with the kernel of `level`.
+    ///
+    /// # Errors
+    /// [`Error::LevelUnavailable`] if this processor does not have the level.
+    pub fn run(self, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+        level.dispatch(crate::prefill::Prefill { task: self, scratch })
+    }
+
+    /// Visible pairs times heads, about: what the run time is proportional to.
+    pub fn cost(&self) -> usize {
+        let end = self.tokens.end.min(self.call.q_len(self.b));
+        self.call.pairs(self.b, self.tokens.start, end).saturating_mul(self.call.group)
+    }
+
+    /// Pointer to output row `(head, token)` of the task, its inner stride, and to its LSE.
+    #[inline(always)]
+    pub(crate) fn row(&self, head: usize, token: usize) -> (*mut T, isize, Option<*mut f32>) {
+        debug_assert!(self.tokens.contains(&token) && head / self.call.group == self.hk);
+        let [s0, s1, s2, s3] = self.rows.strides;
+        let [_, hq, lq, _] = self.call.q.shape();
+        let out =
+            self.rows.out.wrapping_offset(self.b as isize * s0 + head as isize * s1 + token as isize * s2);
+        let lse = self.rows.lse.map(|lse| lse.wrapping_add((self.b * hq + head) * lq + token));
+        (out, s3, lse)
+    }
+}
+
+fn expect(argument: &'static str, got: [usize; 4], expected: [usize; 4]) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::Shape { argument, got, expected }) }
+}
+
+fn length(argument: &'static str, got: usize, expected: usize) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
+}
+
+fn lengths(argument: &'static str, lens: Option<&[usize]>, b: usize, axis: usize) -> Result<(), Error> {
+    let Some(lens) = lens else { return Ok(()) };
+    length(argument, lens.len(), b)?;
+    match lens.iter().position(|&n| n > axis) {
+        Some(index) => Err(Error::BeyondAxis { argument, index, got: lens[index], axis }),
+        None => Ok(()),
+    }
+}
+
+fn broadcast<'a, T>(argument: &'static str, view: View<'a, T>, to: [usize; 4]) -> Result<View<'a, T>, Error> {
+    view.broadcast(to).ok_or(Error::Broadcast { argument, got: view.shape(), to })
+}

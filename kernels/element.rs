@@ -1,0 +1,63 @@
+//! Element types of Q, K, V and the output. A type is how it is loaded and stored; the arithmetic is f32.
+
+use crate::isa::Isa;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+}
+
+/// A type that Q, K, V and the output can have.
+#[allow(private_bounds)]
+pub trait Element: Copy + Default + Send + Sync + core::fmt::Debug + sealed::Sealed + Lanes {
+    /// `f32`: the name in tables and file formats.
+    const NAME: &'static str;
+    /// The exact value.
+    fn to_f32(self) -> f32;
+    /// The nearest value, ties to even.
+    fn from_f32(x: f32) -> Self;
+}
+
+pub(crate) trait Lanes: Sized {
+    /// Loads a vector.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reading `I::F32_LANES` elements.
+    unsafe fn load<I: Isa>(isa: I, ptr: *const Self) -> I::f32s;
+    /// Stores a vector.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for writing `I::F32_LANES` elements.
+    unsafe fn store<I: Isa>(isa: I, ptr: *mut Self, x: I::f32s);
+    /// The memory itself as f32, for types that need no widening.
+    fn in_place(ptr: *const Self) -> Option<*const f32>;
+}
+
+impl Element for f32 {
+    const NAME: &'static str = "f32";
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Lanes for f32 {
+    #[inline(always)]
+    unsafe fn load<I: Isa>(_: I, ptr: *const f32) -> I::f32s {
+        // SAFETY: the caller's; vectors are plain old data.
+        unsafe { ptr.cast::<I::f32s>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store<I: Isa>(_: I, ptr: *mut f32, x: I::f32s) {
+        // SAFETY: the caller's.
+        unsafe { ptr.cast::<I::f32s>().write_unaligned(x) }
+    }
+    #[inline(always)]
+    fn in_place(ptr: *const f32) -> Option<*const f32> {
+        Some(ptr)
+    }
+}

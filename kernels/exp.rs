@@ -1,0 +1,61 @@
+//! exp and tanh on vectors.
+
+use crate::isa::Isa;
+
+/// Smallest `x` with `exp(x)` a normal number; below it the result is exactly 0.
+pub(crate) const UNDERFLOW: f32 = -87.336_54;
+
+/// `exp(x)` for `x <= 88`: within 2 ulp, exactly 0 below [`UNDERFLOW`] (-inf included), exactly 1 at 0, NaN for
+/// NaN.
+///
+/// `x = n ln 2 + r` with `n` the nearest integer, found by adding a number so large that the sum has no
+/// fraction; `ln 2` in two parts, of which the first has few enough bits for `n * LN2_HIGH` to be exact, so the
+/// reduction is as good without a fused multiply-add; `exp(r)` by a polynomial of degree 6 (minimax in ulp on
+/// `|r| <= ln 2 / 2`; degree 5 reaches 2.2 ulp without fused multiply-adds); `2^n` from the low bits of the sum.
+#[inline(always)]
+pub(crate) fn exp<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const MAGIC: f32 = 12_582_912.0 + 127.0; // 1.5 * 2^23, and the bias of the exponent
+    const C: [f32; 5] = [0.5, 0.166_665_19, 0.041_669_087, 0.008_368_847, 0.001_378_040_7];
+    let c = |x: f32| isa.splat_f32s(x);
+
+    let sum = isa.mul_add_e_f32s(x, c(core::f32::consts::LOG2_E), c(MAGIC));
+    let n = isa.sub_f32s(sum, c(MAGIC));
+    let r = isa.mul_add_e_f32s(n, c(-LN2_HIGH), x);
+    let r = isa.mul_add_e_f32s(n, c(-LN2_LOW), r);
+    let mut p = isa.mul_add_e_f32s(c(C[4]), r, c(C[3]));
+    p = isa.mul_add_e_f32s(p, r, c(C[2]));
+    p = isa.mul_add_e_f32s(p, r, c(C[1]));
+    p = isa.mul_add_e_f32s(p, r, c(C[0]));
+    p = isa.mul_add_e_f32s(p, r, c(1.0));
+    p = isa.mul_add_e_f32s(p, r, c(1.0));
+    let two_n = isa.wrapping_dyn_shl_u32s(isa.transmute_u32s_f32s(sum), isa.splat_u32s(23));
+    let p = isa.mul_f32s(p, isa.transmute_f32s_u32s(two_n));
+    isa.select_f32s(isa.less_than_f32s(x, c(UNDERFLOW)), c(0.0), p)
+}
+
+/// `tanh(x)` for any `x`: within 3 ulp, 1 and -1 at the infinities, NaN for NaN.
+///
+/// Small `x`: an odd polynomial (minimax on `|x| <= 0.55`). Else `1 - 2t / (1 + t)` with `t = exp(-2|x|)`, which
+/// cannot overflow.
+#[inline(always)]
+pub(crate) fn tanh<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
+    const SMALL: f32 = 0.55;
+    const C: [f32; 4] = [-0.333_329_74, 0.133_211_95, -0.052_680_05, 0.016_421_42];
+    let c = |x: f32| isa.splat_f32s(x);
+
+    let a = isa.abs_f32s(x);
+    let z = isa.mul_f32s(a, a);
+    let mut p = isa.mul_add_e_f32s(c(C[3]), z, c(C[2]));
+    p = isa.mul_add_e_f32s(p, z, c(C[1]));
+    p = isa.mul_add_e_f32s(p, z, c(C[0]));
+    let small = isa.mul_add_e_f32s(isa.mul_f32s(p, z), a, a);
+
+    let t = exp(isa, isa.mul_f32s(a, c(-2.0)));
+    let large = isa.sub_f32s(c(1.0), isa.div_f32s(isa.add_f32s(t, t), isa.add_f32s(t, c(1.0))));
+
+    let y = isa.select_f32s(isa.less_than_f32s(a, c(SMALL)), small, large);
+    let sign = isa.and_u32s(isa.transmute_u32s_f32s(x), isa.splat_u32s(1 << 31));
+    isa.transmute_f32s_u32s(isa.or_u32s(isa.transmute_u32s_f32s(y), sign))
+}

@@ -1,0 +1,55 @@
+//! NEON: 4 lanes.
+
+use core::arch::aarch64::*;
+
+use pulp::aarch64::Neon;
+use pulp::f32x4;
+
+use super::Isa;
+
+#[inline(always)]
+fn v(x: f32x4) -> float32x4_t {
+    pulp::cast(x)
+}
+
+#[inline(always)]
+fn p(x: float32x4_t) -> f32x4 {
+    pulp::cast(x)
+}
+
+impl Isa for Neon {
+    type Square = [f32x4; 4];
+
+    #[inline(always)]
+    fn square(self) -> Self::Square {
+        [f32x4(0.0, 0.0, 0.0, 0.0); 4]
+    }
+
+    #[inline(always)]
+    fn transpose(self, square: Self::Square) -> Self::Square {
+        let [a, b, c, d] = square.map(v);
+        // SAFETY: `self` proves NEON.
+        unsafe {
+            let (ab_even, ab_odd) = (vtrn1q_f32(a, b), vtrn2q_f32(a, b));
+            let (cd_even, cd_odd) = (vtrn1q_f32(c, d), vtrn2q_f32(c, d));
+            let join = |x, y, high: bool| {
+                let (x, y) = (vreinterpretq_f64_f32(x), vreinterpretq_f64_f32(y));
+                p(vreinterpretq_f32_f64(if high { vtrn2q_f64(x, y) } else { vtrn1q_f64(x, y) }))
+            };
+            [
+                join(ab_even, cd_even, false),
+                join(ab_odd, cd_odd, false),
+                join(ab_even, cd_even, true),
+                join(ab_odd, cd_odd, true),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mask(self, ptr: *const bool) -> f32x4 {
+        // SAFETY: the caller's: four readable booleans.
+        let [a, b, c, d] = unsafe { *ptr.cast::<[bool; 4]>() };
+        let x = |seen: bool| if seen { 0.0 } else { f32::NEG_INFINITY };
+        f32x4(x(a), x(b), x(c), x(d))
+    }
+}

@@ -1,0 +1,23 @@
+//! One lane: a vector is an `f32`.
+
+use super::Isa;
+
+impl Isa for pulp::Scalar {
+    type Square = [f32; 1];
+
+    #[inline(always)]
+    fn square(self) -> [f32; 1] {
+        [0.0]
+    }
+
+    #[inline(always)]
+    fn transpose(self, square: [f32; 1]) -> [f32; 1] {
+        square
+    }
+
+    #[inline(always)]
+    unsafe fn load_mask(self, ptr: *const bool) -> f32 {
+        // SAFETY: the caller's.
+        if unsafe { *ptr } { 0.0 } else { f32::NEG_INFINITY }
+    }
+}

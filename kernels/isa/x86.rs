@@ -1,0 +1,119 @@
+//! AVX2 (8 lanes) and AVX-512 (16 lanes).
+
+use core::arch::x86_64::*;
+
+use pulp::x86::{V3, V4};
+use pulp::{cast, f32x8, f32x16};
+
+use super::Isa;
+
+impl Isa for V3 {
+    type Square = [f32x8; 8];
+
+    #[inline(always)]
+    fn square(self) -> Self::Square {
+        [self.splat_f32x8(0.0); 8]
+    }
+
+    /// 24 shuffles: pairs of rows, then pairs of pairs inside each half, then the halves.
+    #[inline(always)]
+    fn transpose(self, square: Self::Square) -> Self::Square {
+        let r: [__m256; 8] = square.map(|x| cast(x));
+        // SAFETY: `self` proves AVX.
+        unsafe {
+            let t: [__m256; 8] = [
+                _mm256_unpacklo_ps(r[0], r[1]),
+                _mm256_unpackhi_ps(r[0], r[1]),
+                _mm256_unpacklo_ps(r[2], r[3]),
+                _mm256_unpackhi_ps(r[2], r[3]),
+                _mm256_unpacklo_ps(r[4], r[5]),
+                _mm256_unpackhi_ps(r[4], r[5]),
+                _mm256_unpacklo_ps(r[6], r[7]),
+                _mm256_unpackhi_ps(r[6], r[7]),
+            ];
+            let u: [__m256; 8] = [
+                _mm256_shuffle_ps::<0x44>(t[0], t[2]),
+                _mm256_shuffle_ps::<0xee>(t[0], t[2]),
+                _mm256_shuffle_ps::<0x44>(t[1], t[3]),
+                _mm256_shuffle_ps::<0xee>(t[1], t[3]),
+                _mm256_shuffle_ps::<0x44>(t[4], t[6]),
+                _mm256_shuffle_ps::<0xee>(t[4], t[6]),
+                _mm256_shuffle_ps::<0x44>(t[5], t[7]),
+                _mm256_shuffle_ps::<0xee>(t[5], t[7]),
+            ];
+            [
+                cast(_mm256_permute2f128_ps::<0x20>(u[0], u[4])),
+                cast(_mm256_permute2f128_ps::<0x20>(u[1], u[5])),
+                cast(_mm256_permute2f128_ps::<0x20>(u[2], u[6])),
+                cast(_mm256_permute2f128_ps::<0x20>(u[3], u[7])),
+                cast(_mm256_permute2f128_ps::<0x31>(u[0], u[4])),
+                cast(_mm256_permute2f128_ps::<0x31>(u[1], u[5])),
+                cast(_mm256_permute2f128_ps::<0x31>(u[2], u[6])),
+                cast(_mm256_permute2f128_ps::<0x31>(u[3], u[7])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mask(self, ptr: *const bool) -> f32x8 {
+        // SAFETY: `self` proves AVX2; the caller's: 8 readable booleans.
+        unsafe {
+            let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(ptr.cast()));
+            let hidden = _mm256_cmpeq_epi32(wide, _mm256_setzero_si256());
+            let minus_inf = _mm256_set1_ps(f32::NEG_INFINITY);
+            cast(_mm256_and_ps(_mm256_castsi256_ps(hidden), minus_inf))
+        }
+    }
+}
+
+impl Isa for V4 {
+    type Square = [f32x16; 16];
+
+    #[inline(always)]
+    fn square(self) -> Self::Square {
+        [self.splat_f32x16(0.0); 16]
+    }
+
+    /// 64 shuffles: pairs of rows, pairs of pairs inside each quarter, then the quarters twice.
+    #[inline(always)]
+    fn transpose(self, square: Self::Square) -> Self::Square {
+        let mut r: [__m512; 16] = square.map(|x| cast(x));
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe {
+            // r[4g + c] holds, in quarter s, element 4s + c of rows 4g .. 4g + 4.
+            for g in 0..4 {
+                let [a, b, c, d] = [r[4 * g], r[4 * g + 1], r[4 * g + 2], r[4 * g + 3]];
+                let (ab_low, ab_high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                r[4 * g] = _mm512_shuffle_ps::<0x44>(ab_low, cd_low);
+                r[4 * g + 1] = _mm512_shuffle_ps::<0xee>(ab_low, cd_low);
+                r[4 * g + 2] = _mm512_shuffle_ps::<0x44>(ab_high, cd_high);
+                r[4 * g + 3] = _mm512_shuffle_ps::<0xee>(ab_high, cd_high);
+            }
+            let mut out = square;
+            for c in 0..4 {
+                let [a, b] = [r[c], r[4 + c]];
+                let [x, y] = [r[8 + c], r[12 + c]];
+                let (ab_even, ab_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+                let (xy_even, xy_odd) =
+                    (_mm512_shuffle_f32x4::<0x88>(x, y), _mm512_shuffle_f32x4::<0xdd>(x, y));
+                out[c] = cast(_mm512_shuffle_f32x4::<0x88>(ab_even, xy_even));
+                out[4 + c] = cast(_mm512_shuffle_f32x4::<0x88>(ab_odd, xy_odd));
+                out[8 + c] = cast(_mm512_shuffle_f32x4::<0xdd>(ab_even, xy_even));
+                out[12 + c] = cast(_mm512_shuffle_f32x4::<0xdd>(ab_odd, xy_odd));
+            }
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_mask(self, ptr: *const bool) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F; the caller's: 16 readable booleans.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast()));
+            let hidden = _mm512_testn_epi32_mask(wide, wide);
+            cast(_mm512_maskz_mov_ps(hidden, _mm512_set1_ps(f32::NEG_INFINITY)))
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Levels: the instruction sets a kernel exists for, and the one place where code is chosen by them.
+
+use core::fmt;
+use core::str::FromStr;
+
+use pulp::NullaryFnOnce;
+
+use crate::Error;
+use crate::isa::Isa;
+
+/// An instruction set that the kernels are compiled for. The kernels behind all levels compute the same
+/// formula; they differ in rounding only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Level {
+    /// No explicit vector instructions: what the baseline of the target offers.
+    Scalar,
+    /// x86-64 with AVX2 and FMA: 8 lanes, 16 registers.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, CD, DQ and VL: 16 lanes, 32 registers.
+    Avx512,
+    /// AArch64 with NEON: 4 lanes, 32 registers.
+    Neon,
+}
+
+impl Level {
+    /// Every level, whether this processor has it or not.
+    pub const ALL: [Level; 4] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon];
+
+    /// The best level of this processor.
+    pub fn detect() -> Self {
+        Self::available().last().unwrap_or(Level::Scalar)
+    }
+
+    /// The levels of this processor, [`Level::Scalar`] first and the best one last.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|level| level.is_available())
+    }
+
+    /// Whether this processor has the level.
+    pub fn is_available(self) -> bool {
+        struct Nothing;
+        impl Op for Nothing {
+            type Output = ();
+            #[inline(always)]
+            fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) {}
+        }
+        self.dispatch(Nothing).is_ok()
+    }
+
+    /// `scalar`, `avx2`, `avx512` or `neon`: the name in options, logs and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Scalar => "scalar",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+            Level::Neon => "neon",
+        }
+    }
+
+    /// The register tile: vectors of queries, and keys (or value features) beside them.
+    pub fn tile(self) -> Result<[usize; 2], Error> {
+        struct Shape;
+        impl Op for Shape {
+            type Output = [usize; 2];
+            #[inline(always)]
+            fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) -> [usize; 2] {
+                [NQ * I::F32_LANES, MR]
+            }
+        }
+        self.dispatch(Shape)
+    }
+
+    /// Runs `op` compiled for this level: the one match. The two numbers are the register tile, `NQ` vectors of
+    /// queries by `MR` keys or features; the bench `prefill` chose them.
+    pub(crate) fn dispatch<O: Op>(self, op: O) -> Result<O::Output, Error> {
+        #[allow(unused_variables, reason = "each target uses some of the arms")]
+        let unavailable = Error::LevelUnavailable { level: self };
+        match self {
+            // One lane a vector: 8 of them side by side are what LLVM turns into two SSE registers.
+            Level::Scalar => Ok(Run::<_, _, 8, 4>(pulp::Scalar, op).call()),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => {
+                let isa = pulp::x86::V3::try_new().ok_or(unavailable)?;
+                // 12 accumulators, 2 query vectors and a broadcast: 15 of 16 registers. 3x4 spills.
+                Ok(isa.vectorize(Run::<_, _, 2, 6>(isa, op)))
+            }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                let isa = pulp::x86::V4::try_new().ok_or(unavailable)?;
+                Ok(isa.vectorize(Run::<_, _, 2, 12>(isa, op)))
+            }
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => {
+                let isa = pulp::aarch64::Neon::try_new().ok_or(unavailable)?;
+                Ok(isa.vectorize(Run::<_, _, 4, 6>(isa, op)))
+            }
+            #[allow(unreachable_patterns)]
+            _ => Err(unavailable),
+        }
+    }
+}
+
+/// Something to run at a level.
+pub(crate) trait Op {
+    type Output;
+    /// Must be `#[inline(always)]`, like all that it calls: only code inlined into `vectorize` may use the
+    /// level's instructions.
+    fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) -> Self::Output;
+}
+
+struct Run<I, O, const NQ: usize, const MR: usize>(I, O);
+
+impl<I: Isa, O: Op, const NQ: usize, const MR: usize> NullaryFnOnce for Run<I, O, NQ, MR> {
+    type Output = O::Output;
+    #[inline(always)]
+    fn call(self) -> O::Output {
+        self.1.run::<I, NQ, MR>(self.0)
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Level {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL
+            .into_iter()
+            .find(|level| level.name() == name)
+            .ok_or_else(|| Error::UnknownLevel { name: name.to_string() })
+    }
+}

@@ -1,0 +1,42 @@
+//! The kernels of [headwise](https://docs.rs/headwise): checked views, one attention problem as a [`Call`] of
+//! disjoint [`Task`]s, and the vector code that computes them at every [`Level`].
+//!
+//! This crate knows nothing of threads and holds all of the unsafe code. Its public functions are safe: views
+//! are checked when made, calls when made from views, and a task is the exclusive right to its output rows.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `view.rs` | sizes and strides over a slice; where bounds are checked |
+//! | `call.rs` | the checked arguments of a call, and its split into tasks |
+//! | `level.rs` | instruction sets, and the one `match` on them |
+//! | `isa.rs`, `isa/` | what each instruction set adds to pulp |
+//! | `prefill.rs` | the fused loop over blocks of keys |
+//! | `tile.rs` | the register tile: the inner loop of both products |
+//! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
+//! | `exp.rs` | exp and tanh |
+//! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
+//! | `careful.rs` | one row at a time, where NaN or infinity lies behind hidden pairs |
+//! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
+
+mod call;
+mod careful;
+mod element;
+mod error;
+mod exp;
+mod isa;
+mod level;
+mod measure;
+mod pack;
+mod prefill;
+mod scratch;
+mod terms;
+mod tile;
+mod view;
+
+pub use call::{Call, Position, Task, Terms};
+pub use element::Element;
+pub use error::Error;
+pub use level::Level;
+pub use measure::{exp, fma, read, tanh};
+pub use scratch::Scratch;
+pub use view::{View, ViewMut};

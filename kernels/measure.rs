@@ -1,0 +1,94 @@
+//! What the processor can do, for benches and tests: rates to hold the kernels against, and `exp` by itself.
+
+use crate::isa::Isa;
+use crate::level::Op;
+use crate::{Error, Level};
+
+/// Multiply-adds in registers only: runs `24 * steps` vector operations and returns the floating-point
+/// operations done (two a lane). Time it to get the peak.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn fma(level: Level, steps: usize) -> Result<f64, Error> {
+    struct Fma(usize);
+    impl Op for Fma {
+        type Output = f64;
+        #[inline(always)]
+        fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) -> f64 {
+            let (factor, term) = core::hint::black_box((0.999_999f32, 1e-6f32));
+            let (factor, term) = (isa.splat_f32s(factor), isa.splat_f32s(term));
+            let mut acc = [isa.splat_f32s(1.0); 12];
+            for _ in 0..2 * self.0 {
+                for acc in &mut acc {
+                    *acc = isa.mul_add_e_f32s(*acc, factor, term);
+                }
+            }
+            let sum = acc.into_iter().fold(isa.splat_f32s(0.0), |sum, x| isa.add_f32s(sum, x));
+            core::hint::black_box(isa.reduce_sum_f32s(sum));
+            (self.0 * 24 * I::F32_LANES * 2) as f64
+        }
+    }
+    level.dispatch(Fma(steps))
+}
+
+/// Reads all of `data` once, in order, and returns the sum: time it to get the read rate.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn read(level: Level, data: &[f32]) -> Result<f32, Error> {
+    struct Read<'a>(&'a [f32]);
+    impl Op for Read<'_> {
+        type Output = f32;
+        #[inline(always)]
+        fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) -> f32 {
+            let (vectors, tail) = I::as_simd_f32s(self.0);
+            let (blocks, rest) = vectors.as_chunks::<8>();
+            let mut acc = [isa.splat_f32s(0.0); 8];
+            for block in blocks {
+                for (acc, x) in acc.iter_mut().zip(block) {
+                    *acc = isa.add_f32s(*acc, *x);
+                }
+            }
+            let sum = acc.iter().chain(rest).fold(isa.splat_f32s(0.0), |sum, x| isa.add_f32s(sum, *x));
+            isa.reduce_sum_f32s(sum) + tail.iter().sum::<f32>()
+        }
+    }
+    level.dispatch(Read(data))
+}
+
+/// `exp` of every element, in place, as the kernels compute it: within 2 ulp up to 88, exactly 0 where the
+/// result is not a normal number.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn exp(level: Level, x: &mut [f32]) -> Result<(), Error> {
+    level.dispatch(Map { x, tanh: false })
+}
+
+/// `tanh` of every element, in place, as the kernels compute it: within 3 ulp.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn tanh(level: Level, x: &mut [f32]) -> Result<(), Error> {
+    level.dispatch(Map { x, tanh: true })
+}
+
+struct Map<'a> {
+    x: &'a mut [f32],
+    tanh: bool,
+}
+
+impl Op for Map<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
+        let (vectors, tail) = I::as_mut_simd_f32s(self.x);
+        let f = |x| if self.tanh { crate::exp::tanh(isa, x) } else { crate::exp::exp(isa, x) };
+        for x in vectors {
+            *x = f(*x);
+        }
+        for x in tail {
+            *x = isa.reduce_max_f32s(f(isa.splat_f32s(*x)));
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The register tile, the one inner loop of everything:
+//!
+//! ```text
+//! acc[m][n] = sum over t of a(m, t) * b[t][n]        a: scalars in the caller's memory, b: vectors in scratch
+//! ```
+//!
+//! Scores: `a` is K (m = key, t = feature), `b` the packed queries. Values: `a` is V (m = feature, t = key), `b`
+//! the weights. Every scalar is read once and broadcast into `NQ` multiply-adds, every vector into `M`; with
+//! `NQ * M` independent sums the multiply-add units never wait, and `a` may have any strides at no cost.
+
+use crate::isa::Isa;
+
+/// One tile: `M` rows of `a` times `NQ` vectors, `steps` long.
+///
+/// # Safety
+/// `a + m * a_row + t * a_step` must be readable for `m < M`, `t < steps`, and `steps * NQ` vectors at `b`.
+#[inline(always)]
+pub(crate) unsafe fn product<I: Isa, const NQ: usize, const M: usize>(
+    isa: I,
+    steps: usize,
+    a: *const f32,
+    [a_row, a_step]: [isize; 2],
+    b: *const I::f32s,
+) -> [[I::f32s; NQ]; M] {
+    let mut acc = [[isa.splat_f32s(0.0); NQ]; M];
+    let (mut a, mut b) = (a, b);
+    for _ in 0..steps {
+        // SAFETY: the caller's; both pointers are inside their ranges for every step.
+        let vectors = unsafe { *b.cast::<[I::f32s; NQ]>() };
+        for (m, acc) in acc.iter_mut().enumerate() {
+            let scalar = isa.splat_f32s(unsafe { *a.wrapping_offset(m as isize * a_row) });
+            for n in 0..NQ {
+                acc[n] = isa.mul_add_e_f32s(scalar, vectors[n], acc[n]);
+            }
+        }
+        a = a.wrapping_offset(a_step);
+        b = b.wrapping_add(NQ);
+    }
+    acc
+}
+
+/// A loop body over `M` rows from `start` on.
+pub(crate) trait Tile {
+    fn tile<const M: usize>(&mut self, start: usize);
+}
+
+/// Covers `0..n` with tiles of `MR` rows and a tail of halved ones.
+#[inline(always)]
+pub(crate) fn cover<const MR: usize>(n: usize, body: &mut impl Tile) {
+    let mut start = 0;
+    while start + MR <= n {
+        body.tile::<MR>(start);
+        start += MR;
+    }
+    if MR > 8 && start + 8 <= n {
+        body.tile::<8>(start);
+        start += 8;
+    }
+    if MR > 4 && start + 4 <= n {
+        body.tile::<4>(start);
+        start += 4;
+    }
+    if MR > 2 && start + 2 <= n {
+        body.tile::<2>(start);
+        start += 2;
+    }
+    if MR > 1 && start < n {
+        body.tile::<1>(start);
+    }
+}

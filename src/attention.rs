@@ -1,0 +1,204 @@
+//! The options and the call.
+
+use std::sync::OnceLock;
+
+use headwise_kernels::{Call, Element, Error, Level, Position, Terms, View, ViewMut};
+
+use crate::plan::{Plan, Threads};
+
+/// Attention with its options. [`Attention::new`] is plain `softmax(QKᵀ/√D)V`; every method adds one term of the
+/// formula at the [crate's top](crate) or says how to run it.
+///
+/// A key is visible to a query only if causal, window, lengths, mask and bias all let it be.
+///
+/// ```
+/// use headwise::{Attention, Position, View, ViewMut};
+/// let (q, k, v) = ([0.0; 2], [0.0; 3], [3.0, 5.0, 7.0]); // equal scores: the mean of the visible values
+/// let mut out = [0.0; 2];
+/// Attention::new().causal().position(Position::BottomRight).run(
+///     View::bhld(&q, [1, 1, 2, 1])?,
+///     View::bhld(&k, [1, 1, 3, 1])?,
+///     View::bhld(&v, [1, 1, 3, 1])?,
+///     ViewMut::bhld(&mut out, [1, 1, 2, 1])?,
+/// )?;
+/// assert_eq!(out, [4.0, 5.0]); // query 0 stands at key 1, query 1 at key 2
+/// # Ok::<(), headwise::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Attention<'a> {
+    terms: Terms<'a>,
+    level: Option<Level>,
+    threads: Threads,
+}
+
+impl<'a> Attention<'a> {
+    /// Plain attention.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Attention with the given terms.
+    pub fn with_terms(terms: Terms<'a>) -> Self {
+        Self { terms, ..Self::default() }
+    }
+
+    /// The terms of the formula set so far.
+    pub fn terms(&self) -> &Terms<'a> {
+        &self.terms
+    }
+
+    /// The factor on `<q, k>`; without it `1/sqrt(D)`. Zero and negative numbers are used as given.
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.terms.scale = Some(scale);
+        self
+    }
+
+    /// Caps the scaled scores smoothly: `cap * tanh(x / cap)`.
+    pub fn softcap(mut self, cap: f32) -> Self {
+        self.terms.softcap = Some(cap);
+        self
+    }
+
+    /// Hides the keys behind the query: only `j <= pos(i)` is visible.
+    pub fn causal(mut self) -> Self {
+        self.terms.causal = true;
+        self
+    }
+
+    /// Hides the keys far from the query: only `pos(i) - left <= j <= pos(i) + right` is visible; `None` leaves
+    /// that side open. "The last W keys, self included" is `left = W - 1` with `right = 0`.
+    pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
+        (self.terms.left, self.terms.right) = (left, right);
+        self
+    }
+
+    /// Where query `i` stands among the keys, for causal, window and slopes; by default the last valid query
+    /// stands at the last valid key.
+    pub fn position(mut self, position: Position<'a>) -> Self {
+        self.terms.position = position;
+        self
+    }
+
+    /// A boolean mask, true = attend, of any shape that broadcasts to `[B, Hq, Lq, Lk]`. It is read in place.
+    pub fn mask(mut self, mask: View<'a, bool>) -> Self {
+        self.terms.mask = Some(mask);
+        self
+    }
+
+    /// A bias added to the scaled and capped scores, of any shape that broadcasts to `[B, Hq, Lq, Lk]`; `-inf`
+    /// hides the pair like the mask. It is read in place and never scaled.
+    pub fn bias(mut self, bias: View<'a, f32>) -> Self {
+        self.terms.bias = Some(bias);
+        self
+    }
+
+    /// The number of valid keys of each batch entry (`[B]`); what lies behind is never read.
+    pub fn kv_lens(mut self, lens: &'a [usize]) -> Self {
+        self.terms.kv_lens = Some(lens);
+        self
+    }
+
+    /// The number of valid queries of each batch entry (`[B]`); rows behind come out as zeros.
+    pub fn q_lens(mut self, lens: &'a [usize]) -> Self {
+        self.terms.q_lens = Some(lens);
+        self
+    }
+
+    /// ALiBi slopes (`[Hq]`): `slope * |pos(i) - j|` is subtracted from the scores.
+    pub fn slopes(mut self, slopes: &'a [f32]) -> Self {
+        self.terms.slopes = Some(slopes);
+        self
+    }
+
+    /// Sink logits (`[Hq]`): they take part in the denominator, and in `lse`, as a key without a value.
+    pub fn sinks(mut self, sinks: &'a [f32]) -> Self {
+        self.terms.sinks = Some(sinks);
+        self
+    }
+
+    /// Factors on each head's output (`[Hq]`). A head whose gate is exactly 0 costs nothing: its output is 0,
+    /// its `lse` -inf.
+    pub fn gates(mut self, gates: &'a [f32]) -> Self {
+        self.terms.gates = Some(gates);
+        self
+    }
+
+    /// Forces an instruction set. Without it the environment variable `HEADWISE_LEVEL` decides, and without that
+    /// the processor.
+    pub fn level(mut self, level: Level) -> Self {
+        self.level = Some(level);
+        self
+    }
+
+    /// Computes on the calling thread alone. Without it the current rayon pool is used (the global one, or the
+    /// one whose `install` the call runs in); the result is the same to the bit.
+    pub fn sequential(mut self) -> Self {
+        self.threads = Threads::Calling;
+        self
+    }
+
+    /// Computes the attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]` into
+    /// `out [B, Hq, Lq, Dv]`. Rows that see no key come out as zeros.
+    ///
+    /// # Errors
+    /// Every argument is checked before any work; the error names the one at fault and its numbers.
+    pub fn run<T: Element>(
+        &self,
+        q: View<'a, T>,
+        k: View<'a, T>,
+        v: View<'a, T>,
+        out: ViewMut<'_, T>,
+    ) -> Result<(), Error> {
+        self.compute(q, k, v, out, None)
+    }
+
+    /// As [`Attention::run`], and writes `lse`, compact `[B, Hq, Lq]`: the natural logarithm of each row's
+    /// softmax denominator, -inf where a row sees nothing.
+    ///
+    /// # Errors
+    /// As [`Attention::run`]; [`Error::Length`] if `lse` does not have `B * Hq * Lq` entries.
+    pub fn run_with_lse<T: Element>(
+        &self,
+        q: View<'a, T>,
+        k: View<'a, T>,
+        v: View<'a, T>,
+        out: ViewMut<'_, T>,
+        lse: &mut [f32],
+    ) -> Result<(), Error> {
+        self.compute(q, k, v, out, Some(lse))
+    }
+
+    /// What [`Attention::run`] would do with these arguments: the kernel, the tile, the split of the work.
+    ///
+    /// # Errors
+    /// As [`Attention::run`].
+    pub fn plan<T: Element>(&self, q: View<'a, T>, k: View<'a, T>, v: View<'a, T>) -> Result<Plan, Error> {
+        Plan::new(&Call::new(q, k, v, &self.terms)?, self.resolve_level()?, self.threads)
+    }
+
+    fn compute<T: Element>(
+        &self,
+        q: View<'a, T>,
+        k: View<'a, T>,
+        v: View<'a, T>,
+        out: ViewMut<'_, T>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        let call = Call::new(q, k, v, &self.terms)?;
+        Plan::new(&call, self.resolve_level()?, self.threads)?.run(&call, out, lse)
+    }
+
+    fn resolve_level(&self) -> Result<Level, Error> {
+        static FROM_ENVIRONMENT: OnceLock<Result<Level, Error>> = OnceLock::new();
+        let level = match self.level {
+            Some(level) => level,
+            None => FROM_ENVIRONMENT
+                .get_or_init(|| match std::env::var("HEADWISE_LEVEL") {
+                    Ok(name) if !name.is_empty() => name.parse(),
+                    _ => Ok(Level::detect()),
+                })
+                .clone()?,
+        };
+        if level.is_available() { Ok(level) } else { Err(Error::LevelUnavailable { level }) }
+    }
+}
