@@ -52,6 +52,19 @@ pub struct Terms<'a> {
     pub gates: Option<&'a [f32]>,
 }
 
+/// How far along the formula scores are taken: see [`Call::split_scores`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// `scale * <q, k>`.
+    Scaled,
+    /// After the cap.
+    Capped,
+    /// After bias and slopes: the logits.
+    Biased,
+    /// After softmax, without the gate.
+    Weights,
+}
+
 /// One checked attention problem.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a, T> {
@@ -81,6 +94,9 @@ impl<'a, T: Element> Call<'a, T> {
         }
         let scores = [b, hq, lq, lk];
         count(scores).ok_or(Error::TooLarge { argument: "scores", shape: scores })?;
+        // Also where an axis that these do not have is 0.
+        let rows = [b, hq.max(hk), lq, 1];
+        count(rows).ok_or(Error::TooLarge { argument: "rows", shape: rows })?;
         let out = [b, hq, lq, v.shape()[3]];
         count(out).ok_or(Error::TooLarge { argument: "out", shape: out })?;
 
@@ -129,7 +145,10 @@ impl<'a, T: Element> Call<'a, T> {
 
     /// Multiply-adds, about, of the whole call: `D + Dv` for every pair that causal, window and lengths leave.
     pub fn work(&self) -> usize {
-        let [b, hq, _, d] = self.q.shape();
+        let [b, hq, lq, d] = self.q.shape();
+        if hq == 0 || lq == 0 {
+            return 0;
+        }
         let pairs = |b| self.pairs(b, 0, self.q_len(b));
         let pairs = (0..b).map(pairs).fold(0, usize::saturating_add);
         pairs.saturating_mul(hq).saturating_mul(d.saturating_add(self.v.shape()[3]))
@@ -185,12 +204,16 @@ impl<'a, T: Element> Call<'a, T> {
         start..end
     }
 
+    pub(crate) fn is_masked(&self) -> bool {
+        self.terms.mask.is_some() || self.terms.bias.is_some()
+    }
+
     /// Splits the work into tasks of up to `tokens` queries, each with all the query heads of one key/value
-    /// head, and hands every task the right to write its rows. The tasks' costs follow
-    /// [`Task::cost`]; results do not depend on the split.
+    /// head, and hands every task the right to write its rows: `out` has the shape `[B, Hq, Lq, Dv]`, `lse` is
+    /// compact `[B, Hq, Lq]`. Results do not depend on the split.
     ///
     /// # Errors
-    /// [`Error::Shape`] if `out` is not `[B, Hq, Lq, Dv]`, [`Error::Length`] if `lse` is not `B * Hq * Lq` long.
+    /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size.
     pub fn split<'o>(
         &'o self,
         mut out: ViewMut<'o, T>,
@@ -200,26 +223,81 @@ impl<'a, T: Element> Call<'a, T> {
         let [b, hq, lq, _] = self.q.shape();
         expect("out", out.shape(), self.out_shape())?;
         if let Some(lse) = &lse {
-            length("lse", lse.len(), b * hq * lq)?; // smaller than the scores, which fit
+            length("lse", lse.len(), b * hq * lq)?; // `rows` fits: `Call::new`
         }
-        let rows = RowsMut {
-            out: out.as_mut_ptr(),
-            strides: out.strides(),
-            lse: lse.map(|lse| lse.as_mut_ptr()),
-            _data: PhantomData,
-        };
-        let tokens = tokens.max(1);
-        let heads = if hq == 0 { 0 } else { self.k.shape()[1] };
-        let mut tasks = Vec::with_capacity(b * heads * lq.div_ceil(tokens));
-        for b in 0..b {
-            for hk in 0..heads {
-                for start in (0..lq).step_by(tokens) {
-                    let tokens = start..lq.min(start + tokens);
-                    tasks.push(Task { call: self, b, hk, tokens, rows });
+        let (strides, ptr) = (out.strides(), out.as_mut_ptr());
+        let lse = lse.map(|lse| lse.as_mut_ptr());
+        let rows = RowsMut { ptr, strides, first: [0, 0], lse, _data: PhantomData };
+        let parts = self.parts(0..lq, tokens);
+        Ok(parts.map(|(b, hk, tokens)| Task { call: self, b, hk, tokens, rows }).collect())
+    }
+
+    /// As [`Call::split`], for the scores of some heads and queries: `out` is compact
+    /// `[B, heads.len(), queries.len(), Lk]`. Values are not read; the call must have been made with `Dv = 0`.
+    ///
+    /// # Errors
+    /// [`Error::BeyondAxis`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has another
+    /// length, [`Error::Shape`] if `Dv` is not 0.
+    pub fn split_scores<'o>(
+        &'o self,
+        stage: Stage,
+        heads: Range<usize>,
+        queries: Range<usize>,
+        out: &'o mut [f32],
+        tokens: usize,
+    ) -> Result<Vec<ScoresTask<'o, T>>, Error> {
+        let ([b, hq, lq, _], [_, hk, lk, dv]) = (self.q.shape(), self.v.shape());
+        expect("v", self.v.shape(), [b, hk, lk, dv.min(0)])?;
+        for (argument, range, axis) in [("heads", &heads, hq), ("queries", &queries, lq)] {
+            for (index, got) in [range.start, range.end].into_iter().enumerate() {
+                if got > axis || range.start > range.end {
+                    return Err(Error::BeyondAxis { argument, index, got, axis });
                 }
             }
         }
-        Ok(tasks)
+        let shape = [b, heads.len(), queries.len(), lk];
+        let len = count(shape).ok_or(Error::TooLarge { argument: "scores", shape })?;
+        length("scores", out.len(), len)?;
+        let stride = |axes: &[usize]| axes.iter().product::<usize>() as isize;
+        let strides = [stride(&shape[1..]), stride(&shape[2..]), stride(&shape[3..]), 1];
+        let first = [heads.start, queries.start];
+        let out = RowsMut { ptr: out.as_mut_ptr(), strides, first, lse: None, _data: PhantomData };
+        let wanted = move |hk: usize| {
+            let group = hk * self.group..(hk + 1) * self.group;
+            group.start.max(heads.start)..group.end.min(heads.end)
+        };
+        let parts = self.parts(if len == 0 { 0..0 } else { queries }, tokens);
+        let task = |(b, hk, tokens)| {
+            let heads = wanted(hk);
+            (!heads.is_empty()).then_some(ScoresTask { call: self, b, hk, tokens, heads, stage, out })
+        };
+        Ok(parts.filter_map(task).collect())
+    }
+
+    /// All (batch entry, key/value head, up to `tokens` of the queries). None where there is no row to compute.
+    fn parts(
+        &self,
+        queries: Range<usize>,
+        tokens: usize,
+    ) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+        let tokens = tokens.max(1);
+        let b = if self.group == 0 || queries.is_empty() { 0 } else { self.q.shape()[0] };
+        let hk = self.kv_heads();
+        (0..b).flat_map(move |b| {
+            let queries = queries.clone();
+            (0..hk).flat_map(move |hk| {
+                let end = queries.end;
+                let starts = queries.clone().step_by(tokens);
+                starts.map(move |start| (b, hk, start..end.min(start.saturating_add(tokens))))
+            })
+        })
+    }
+
+    /// Place of a row in a compact `[B, Hq, Lq]`.
+    #[inline(always)]
+    pub(crate) fn lse_index(&self, b: usize, head: usize, token: usize) -> usize {
+        let [_, hq, lq, _] = self.q.shape();
+        (b * hq + head) * lq + token
     }
 }
 
@@ -234,19 +312,44 @@ pub struct Task<'a, T> {
     pub(crate) rows: RowsMut<'a, T>,
 }
 
-/// Pointers to the whole output. Only the rows named by the owning [`Task`] may be written through it: their
-/// places are disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
+/// The same for the scores of some of these heads. See [`Call::split_scores`].
+#[derive(Debug)]
+pub struct ScoresTask<'a, T> {
+    pub(crate) call: &'a Call<'a, T>,
+    pub(crate) b: usize,
+    pub(crate) hk: usize,
+    pub(crate) tokens: Range<usize>,
+    pub(crate) heads: Range<usize>,
+    pub(crate) stage: Stage,
+    pub(crate) out: RowsMut<'a, f32>,
+}
+
+/// Pointers to a whole output. Only the rows named by the owning task may be written through it: their places are
+/// disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowsMut<'a, T> {
-    out: *mut T,
-    strides: [isize; 4],
-    lse: Option<*mut f32>,
+    ptr: *mut T,
+    pub strides: [isize; 4],
+    /// Head and token of row `[_, 0, 0]`.
+    first: [usize; 2],
+    pub lse: Option<*mut f32>,
     _data: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a task owns its rows alone (`Call::split` makes each (batch, head, token) part of exactly one task,
-// and `ViewMut` guarantees that different rows are different places), so it may move to another thread.
+impl<T> RowsMut<'_, T> {
+    /// Start of the row of a head and token.
+    #[inline(always)]
+    pub fn row(&self, b: usize, head: usize, token: usize) -> *mut T {
+        let index = [b, head - self.first[0], token - self.first[1]];
+        let offset = index.iter().zip(self.strides).fold(0, |sum, (&i, stride)| sum + i as isize * stride);
+        self.ptr.wrapping_offset(offset)
+    }
+}
+
+// SAFETY: a task owns its rows alone (`Call::parts` makes each (batch, head, token) part of exactly one task, and
+// different rows are different places: `ViewMut`, or compact), so it may move to another thread.
 unsafe impl<T: Element> Send for Task<'_, T> {}
+unsafe impl<T: Element> Send for ScoresTask<'_, T> {}
 
 impl<T: Element> Task<'_, T> {
     /// Computes the rows, with the kernel of `level`.
@@ -262,17 +365,15 @@ impl<T: Element> Task<'_, T> {
         let end = self.tokens.end.min(self.call.q_len(self.b));
         self.call.pairs(self.b, self.tokens.start, end).saturating_mul(self.call.group)
     }
+}
 
-    /// Pointer to output row `(head, token)` of the task, its inner stride, and to its LSE.
-    #[inline(always)]
-    pub(crate) fn row(&self, head: usize, token: usize) -> (*mut T, isize, Option<*mut f32>) {
-        debug_assert!(self.tokens.contains(&token) && head / self.call.group == self.hk);
-        let [s0, s1, s2, s3] = self.rows.strides;
-        let [_, hq, lq, _] = self.call.q.shape();
-        let out =
-            self.rows.out.wrapping_offset(self.b as isize * s0 + head as isize * s1 + token as isize * s2);
-        let lse = self.rows.lse.map(|lse| lse.wrapping_add((self.b * hq + head) * lq + token));
-        (out, s3, lse)
+impl<T: Element> ScoresTask<'_, T> {
+    /// Computes the rows, with the kernel of `level`.
+    ///
+    /// # Errors
+    /// [`Error::LevelUnavailable`] if this processor does not have the level.
+    pub fn run(self, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+        level.dispatch(crate::map::Map { task: self, scratch })
     }
 }
 

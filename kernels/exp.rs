@@ -32,7 +32,7 @@ pub(crate) fn exp<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     p = isa.mul_add_e_f32s(p, r, c(1.0));
     let two_n = isa.wrapping_dyn_shl_u32s(isa.transmute_u32s_f32s(sum), isa.splat_u32s(23));
     let p = isa.mul_f32s(p, isa.transmute_f32s_u32s(two_n));
-    isa.select_f32s(isa.less_than_f32s(x, c(UNDERFLOW)), c(0.0), p)
+    isa.zero_below(x, UNDERFLOW, p)
 }
 
 /// `tanh(x)` for any `x`: within 3 ulp, 1 and -1 at the infinities, NaN for NaN.

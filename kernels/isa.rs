@@ -17,13 +17,14 @@ pub(crate) trait Isa: pulp::Simd {
     /// Exchanges rows and columns.
     fn transpose(self, square: Self::Square) -> Self::Square;
 
-    /// `x` moved into `low..=high`, lane by lane; NaN stays NaN.
+    /// `y`, but 0 where `x < low`; where `x` is NaN `y` stays.
     #[inline(always)]
-    fn clamp(self, x: Self::f32s, low: f32, high: f32) -> Self::f32s {
-        let (low, high) = (self.splat_f32s(low), self.splat_f32s(high));
-        let x = self.select_f32s(self.less_than_f32s(x, low), low, x);
-        self.select_f32s(self.less_than_f32s(high, x), high, x)
+    fn zero_below(self, x: Self::f32s, low: f32, y: Self::f32s) -> Self::f32s {
+        self.select_f32s(self.less_than_f32s(x, self.splat_f32s(low)), self.splat_f32s(0.0), y)
     }
+
+    /// Asks for the cache line at `ptr`, which may be any address.
+    fn prefetch(self, ptr: *const f32);
 
     /// `LANES` booleans as 0 where true and -inf where false.
     ///

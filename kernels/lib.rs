@@ -11,6 +11,9 @@
 //! | `level.rs` | instruction sets, and the one `match` on them |
 //! | `isa.rs`, `isa/` | what each instruction set adds to pulp |
 //! | `prefill.rs` | the fused loop over blocks of keys |
+//! | `block.rs` | a block of query rows: packing, scores, one step, output |
+//! | `products.rs` | both products as tile bodies, and the online softmax between them |
+//! | `map.rs` | the attention map, written out |
 //! | `tile.rs` | the register tile: the inner loop of both products |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
 //! | `exp.rs` | exp and tanh |
@@ -18,6 +21,7 @@
 //! | `careful.rs` | one row at a time, where NaN or infinity lies behind hidden pairs |
 //! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
 
+mod block;
 mod call;
 mod careful;
 mod element;
@@ -25,15 +29,17 @@ mod error;
 mod exp;
 mod isa;
 mod level;
+mod map;
 mod measure;
 mod pack;
 mod prefill;
+mod products;
 mod scratch;
 mod terms;
 mod tile;
 mod view;
 
-pub use call::{Call, Position, Task, Terms};
+pub use call::{Call, Position, ScoresTask, Stage, Task, Terms};
 pub use element::Element;
 pub use error::Error;
 pub use level::Level;

@@ -9,7 +9,7 @@ use crate::element::Lanes;
 use crate::isa::Isa;
 
 /// The most rows a block of queries can have: `NQ * LANES` at any level.
-pub(crate) const MAX_ROWS: usize = 32;
+pub(crate) const MAX_ROWS: usize = 64;
 
 /// Starts of the column blocks that cover `0..n`, the last one overlapping; none if a vector does not fit.
 #[inline(always)]

@@ -9,10 +9,9 @@ use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
 use crate::{Element, View};
 
-/// The query rows of a block: `(head, token)` of each lane. Lanes past `count` repeat the last row, so that they
+/// The query rows of a block: head and token of each lane. Lanes past its rows repeat the last one, so that they
 /// compute something harmless.
 pub(crate) struct Rows {
-    pub count: usize,
     pub head: [usize; MAX_ROWS],
     pub token: [usize; MAX_ROWS],
 }
@@ -68,17 +67,19 @@ pub(crate) unsafe fn slopes<I: Isa, T: Element, const NQ: usize>(
     }
 }
 
-/// `st += extra`, and exactly -inf where `extra` is -inf, whatever `st` was.
+/// `st += extra` (or not, for scores of an earlier stage), and exactly -inf where `extra` is -inf, whatever `st`
+/// was.
 ///
 /// # Safety
 /// `st` and `extra` must hold `vectors` vectors.
 #[inline(always)]
-pub(crate) unsafe fn add<I: Isa>(isa: I, st: *mut I::f32s, extra: *const I::f32s, vectors: usize) {
+pub(crate) unsafe fn add<I: Isa>(isa: I, st: *mut I::f32s, extra: *const I::f32s, vectors: usize, sum: bool) {
     let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
     for x in 0..vectors {
         // SAFETY: the caller's.
         let (st, extra) = unsafe { (&mut *st.add(x), *extra.add(x)) };
-        *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, isa.add_f32s(*st, extra));
+        let x = if sum { isa.add_f32s(*st, extra) } else { *st };
+        *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, x);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The options and the call.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
-use headwise_kernels::{Call, Element, Error, Level, Position, Terms, View, ViewMut};
+use headwise_kernels::{Call, Element, Error, Level, Position, Stage, Terms, View, ViewMut};
 
 use crate::plan::{Plan, Threads};
 
@@ -168,6 +169,38 @@ impl<'a> Attention<'a> {
         self.compute(q, k, v, out, Some(lse))
     }
 
+    /// The attention map: the scores of query heads `heads` and queries `queries` against every key, up to `stage`
+    /// of the formula, into `out`, compact `[B, heads.len(), queries.len(), Lk]`. Hidden pairs, and rows behind
+    /// `q_lens` or behind a gate of 0, are -inf (weights: 0). Nothing else is materialised.
+    ///
+    /// ```
+    /// use headwise::{Attention, Stage, View};
+    /// let (q, k) = ([0.0; 3], [0.0; 3]);
+    /// let mut weights = [0.0; 3];
+    /// let (q, k) = (View::bhld(&q, [1, 1, 3, 1])?, View::bhld(&k, [1, 1, 3, 1])?);
+    /// Attention::new().causal().scores(Stage::Weights, q, k, 0..1, 1..2, &mut weights)?;
+    /// assert_eq!(weights, [0.5, 0.5, 0.0]); // query 1 sees keys 0 and 1
+    /// # Ok::<(), headwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Attention::run`]; [`Error::BeyondAxis`] if heads or queries reach beyond their axes;
+    /// [`Error::Length`] if `out` does not have the size named above.
+    pub fn scores<T: Element>(
+        &self,
+        stage: Stage,
+        q: View<'a, T>,
+        k: View<'a, T>,
+        heads: Range<usize>,
+        queries: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let [b, hk, lk, _] = k.shape();
+        let v = View::new(&[], 0, [b, hk, lk, 0], [0; 4])?;
+        let call = Call::new(q, k, v, &self.terms)?;
+        Plan::new(&call, self.resolve_level()?, self.threads)?.run_scores(&call, stage, heads, queries, out)
+    }
+
     /// What [`Attention::run`] would do with these arguments: the kernel, the tile, the split of the work.
     ///
     /// # Errors
@@ -185,7 +218,11 @@ impl<'a> Attention<'a> {
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         let call = Call::new(q, k, v, &self.terms)?;
-        Plan::new(&call, self.resolve_level()?, self.threads)?.run(&call, out, lse)
+        let level = self.resolve_level()?;
+        if lse.is_none() && out.shape() == call.out_shape() && out.shape().contains(&0) {
+            return Ok(()); // nothing to write, however much there would be to compute
+        }
+        Plan::new(&call, level, self.threads)?.run(&call, out, lse)
     }
 
     fn resolve_level(&self) -> Result<Level, Error> {

@@ -57,6 +57,6 @@ mod plan;
 pub mod reference;
 
 pub use attention::Attention;
-pub use headwise_kernels::{Element, Error, Level, Position, Terms, View, ViewMut};
+pub use headwise_kernels::{Element, Error, Level, Position, Stage, Terms, View, ViewMut};
 pub use merge::{Partial, merge};
 pub use plan::Plan;

@@ -6,8 +6,9 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
+use std::ops::Range;
 
-use headwise_kernels::{Call, Element, Error, Level, Scratch, ViewMut};
+use headwise_kernels::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
 use rayon::iter::{ParallelBridge, ParallelIterator};
 
 /// Which threads compute.
@@ -42,32 +43,23 @@ pub struct Plan {
 impl Plan {
     pub(crate) fn new<T: Element>(call: &Call<'_, T>, level: Level, threads: Threads) -> Result<Self, Error> {
         let [b, hq, lq, _] = call.out_shape();
-        let (hk, group) = (call.kv_heads(), call.group());
-        let full = ROWS.div_ceil(group.max(1));
-        let work = call.work();
+        let (hk, full) = (call.kv_heads(), ROWS.div_ceil(call.group().max(1)));
+        let nothing = b == 0 || hq == 0 || lq == 0;
+        let tasks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) }; // at most the rows, which fit
         let (threads, why_threads) = match threads {
             Threads::Calling => (1, "asked for"),
-            Threads::Pool if work < SEQUENTIAL => (1, "too little work to share"),
+            Threads::Pool if call.work() < SEQUENTIAL => (1, "too little work to share"),
             Threads::Pool => (rayon::current_num_threads(), "the current rayon pool"),
         };
         // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost more
         // in re-reading K and V than the evenness is worth.
         let mut tokens = full;
-        if threads > 1 {
-            while tokens > full.div_ceil(4) && b * hk * lq.div_ceil(tokens) < 4 * threads {
-                tokens = tokens.div_ceil(2);
-            }
+        while threads > 1 && tokens > full.div_ceil(4) && tasks(tokens) < 4 * threads {
+            tokens = tokens.div_ceil(2);
         }
-        let tasks = if hq == 0 { 0 } else { b * hk * lq.div_ceil(tokens) };
-        Ok(Self {
-            level,
-            element: T::NAME,
-            tile: level.tile()?,
-            tokens,
-            tasks,
-            threads: threads.min(tasks.max(1)),
-            why_threads,
-        })
+        let tasks = tasks(tokens);
+        let threads = threads.min(tasks.max(1));
+        Ok(Self { level, element: T::NAME, tile: level.tile()?, tokens, tasks, threads, why_threads })
     }
 
     /// The instruction set.
@@ -97,16 +89,33 @@ impl Plan {
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         let mut tasks = call.split(out, lse, self.tokens)?;
-        if self.threads == 1 {
-            return with_scratch(|scratch| {
-                tasks.into_iter().try_for_each(|task| task.run(self.level, scratch))
-            });
+        if self.threads > 1 {
+            tasks.sort_by_key(|task| Reverse(task.cost())); // the longest first: no thread ends on a long one
         }
-        tasks.sort_by_key(|task| Reverse(task.cost())); // the longest first: no thread ends on a long one
-        tasks
-            .into_iter()
-            .par_bridge()
-            .try_for_each(|task| with_scratch(|scratch| task.run(self.level, scratch)))
+        self.each(tasks, |task, scratch| task.run(self.level, scratch))
+    }
+
+    pub(crate) fn run_scores<T: Element>(
+        &self,
+        call: &Call<'_, T>,
+        stage: Stage,
+        heads: Range<usize>,
+        queries: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Error> {
+        let tasks = call.split_scores(stage, heads, queries, out, self.tokens)?;
+        self.each(tasks, |task, scratch| task.run(self.level, scratch))
+    }
+
+    fn each<K: Send>(
+        &self,
+        tasks: Vec<K>,
+        run: impl Fn(K, &mut Scratch) -> Result<(), Error> + Sync,
+    ) -> Result<(), Error> {
+        if self.threads == 1 {
+            return with_scratch(|scratch| tasks.into_iter().try_for_each(|task| run(task, scratch)));
+        }
+        tasks.into_iter().par_bridge().try_for_each(|task| with_scratch(|scratch| run(task, scratch)))
     }
 }
 

@@ -46,6 +46,12 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    fn prefetch(self, ptr: *const f32) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { core::arch::asm!("prfm pldl2keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
     unsafe fn load_mask(self, ptr: *const bool) -> f32x4 {
         // SAFETY: the caller's: four readable booleans.
         let [a, b, c, d] = unsafe { *ptr.cast::<[bool; 4]>() };

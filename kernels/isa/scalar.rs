@@ -16,6 +16,9 @@ impl Isa for pulp::Scalar {
     }
 
     #[inline(always)]
+    fn prefetch(self, _: *const f32) {}
+
+    #[inline(always)]
     unsafe fn load_mask(self, ptr: *const bool) -> f32 {
         // SAFETY: the caller's.
         if unsafe { *ptr } { 0.0 } else { f32::NEG_INFINITY }

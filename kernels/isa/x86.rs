@@ -18,7 +18,7 @@ impl Isa for V3 {
     /// 24 shuffles: pairs of rows, then pairs of pairs inside each half, then the halves.
     #[inline(always)]
     fn transpose(self, square: Self::Square) -> Self::Square {
-        let r: [__m256; 8] = square.map(|x| cast(x));
+        let r: [__m256; 8] = square.map(cast);
         // SAFETY: `self` proves AVX.
         unsafe {
             let t: [__m256; 8] = [
@@ -55,6 +55,12 @@ impl Isa for V3 {
     }
 
     #[inline(always)]
+    fn prefetch(self, ptr: *const f32) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) };
+    }
+
+    #[inline(always)]
     unsafe fn load_mask(self, ptr: *const bool) -> f32x8 {
         // SAFETY: `self` proves AVX2; the caller's: 8 readable booleans.
         unsafe {
@@ -77,7 +83,7 @@ impl Isa for V4 {
     /// 64 shuffles: pairs of rows, pairs of pairs inside each quarter, then the quarters twice.
     #[inline(always)]
     fn transpose(self, square: Self::Square) -> Self::Square {
-        let mut r: [__m512; 16] = square.map(|x| cast(x));
+        let mut r: [__m512; 16] = square.map(cast);
         // SAFETY: `self` proves AVX-512 F.
         unsafe {
             // r[4g + c] holds, in quarter s, element 4s + c of rows 4g .. 4g + 4.
@@ -105,6 +111,22 @@ impl Isa for V4 {
             }
             out
         }
+    }
+
+    /// "Not less than" as one comparison: the general form costs a mask operation on the port of the sums.
+    #[inline(always)]
+    fn zero_below(self, x: f32x16, low: f32, y: f32x16) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe {
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(cast(x), _mm512_set1_ps(low));
+            cast(_mm512_maskz_mov_ps(keep, cast(y)))
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, ptr: *const f32) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) };
     }
 
     #[inline(always)]

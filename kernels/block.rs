@@ -1,0 +1,365 @@
+//! A block of query rows: packing it, its scores over some keys, one step of the online softmax, writing it out.
+//!
+//! The rows of a key/value head are stacked token by token, the heads of the group inside: row `r` is token
+//! `r / heads`, head `r % heads`. A block of rows is then narrow in tokens, and causal edges are thin.
+
+use core::ops::Range;
+
+use crate::Element;
+use crate::call::{Call, RowsMut, Stage};
+use crate::careful;
+use crate::isa::Isa;
+use crate::pack::{self, MAX_ROWS};
+use crate::products::{Scores, Source, Values, softmax};
+use crate::terms::{self, Rows, Seen};
+use crate::tile;
+
+/// The stack of rows that a task works on.
+pub(crate) struct Stack<'a, T> {
+    pub call: &'a Call<'a, T>,
+    pub b: usize,
+    pub hk: usize,
+    /// The query heads of the group that are computed.
+    pub heads: &'a [usize],
+    /// Token of row 0.
+    pub token: usize,
+}
+
+/// A block of query rows, at most as wide as the register tile.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Block {
+    /// First row, and how many.
+    pub row: usize,
+    pub count: usize,
+    /// Nothing has been added yet: `ot` holds garbage.
+    pub fresh: bool,
+    /// Pairs that were computed were hidden: NaN behind them may have leaked.
+    pub hidden: bool,
+}
+
+impl Block {
+    pub fn new(row: usize, count: usize) -> Self {
+        Self { row, count, fresh: true, hidden: false }
+    }
+}
+
+/// The buffers of one block: packed queries, transposed output, maximum and sum; and, shared by all blocks, the
+/// transposed scores and what is added to them.
+#[derive(Clone, Copy)]
+pub(crate) struct Buffers<V> {
+    pub qt: *mut V,
+    pub ot: *mut V,
+    pub ml: *mut V,
+    pub st: *mut V,
+    pub extra: *mut V,
+}
+
+/// What to do with a block.
+pub(crate) enum Action<'a, T> {
+    /// Pack the queries and start maximum and sum.
+    Begin,
+    /// One step of the online softmax over some keys: K and V from the first of them on, and the keys behind
+    /// them where they should be asked for meanwhile.
+    Step { keys: Range<usize>, k: Source, v: Source, next: Option<Source> },
+    /// Divide by the sums and write the rows.
+    End(&'a RowsMut<'a, T>),
+    /// Write the scores over some keys, at a stage; weights need maximum and sum from steps before.
+    Write { keys: Range<usize>, k: Source, stage: Stage, out: &'a RowsMut<'a, f32> },
+}
+
+impl<T: Element> Stack<'_, T> {
+    /// Does it, with a tile no wider than the block needs.
+    ///
+    /// # Safety
+    /// The buffers must have been taken for blocks of `NQ` vectors; sources must hold the rows of their keys;
+    /// the rows of the block must be among those that `out` is the right to write.
+    #[inline(always)]
+    pub unsafe fn act<I: Isa, const NQ: usize, const MR: usize>(
+        &self,
+        isa: I,
+        block: &mut Block,
+        buffers: Buffers<I::f32s>,
+        action: Action<'_, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            if block.count <= I::F32_LANES {
+                self.act_at::<I, 1, MR>(isa, block, buffers, action);
+            } else if NQ > 2 && block.count <= 2 * I::F32_LANES {
+                self.act_at::<I, 2, MR>(isa, block, buffers, action);
+            } else {
+                self.act_at::<I, NQ, MR>(isa, block, buffers, action);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn act_at<I: Isa, const N: usize, const MR: usize>(
+        &self,
+        isa: I,
+        block: &mut Block,
+        buffers: Buffers<I::f32s>,
+        action: Action<'_, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            match action {
+                Action::Begin => self.begin::<I, N>(isa, block, buffers),
+                Action::Step { keys, k, v, next } => {
+                    self.step::<I, N, MR>(isa, block, buffers, [k, v], next, &keys);
+                }
+                Action::End(out) => self.end::<I, N>(isa, block, buffers, out),
+                Action::Write { keys, k, stage, out } => {
+                    self.write::<I, N, MR>(isa, block, buffers, k, &keys, stage, out);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn token_of(&self, row: usize) -> usize {
+        self.token + row / self.heads.len()
+    }
+
+    /// The interval of keys of a row.
+    #[inline(always)]
+    pub fn keys(&self, row: usize) -> Range<usize> {
+        self.call.keys(self.b, self.token_of(row))
+    }
+
+    /// Head and token of each lane of a block.
+    #[inline(always)]
+    pub fn rows(&self, block: &Block) -> Rows {
+        let mut rows = Rows { head: [self.heads[0]; MAX_ROWS], token: [0; MAX_ROWS] };
+        let (mut token, mut head) = (self.token_of(block.row), block.row % self.heads.len());
+        for i in 0..MAX_ROWS {
+            (rows.head[i], rows.token[i]) = (self.heads[head], token);
+            if i + 1 < block.count {
+                head += 1;
+                if head == self.heads.len() {
+                    (head, token) = (0, token + 1);
+                }
+            }
+        }
+        rows
+    }
+
+    /// Packs the queries, scaled, and starts maximum and sum: from the sink, or from nothing.
+    ///
+    /// # Safety
+    /// The buffers must hold blocks of `NQ` vectors.
+    #[inline(always)]
+    unsafe fn begin<I: Isa, const NQ: usize>(&self, isa: I, block: &Block, buffers: Buffers<I::f32s>) {
+        let call = self.call;
+        let rows = self.rows(block);
+        let q = core::array::from_fn(|i| call.q.row(self.b, rows.head[i], rows.token[i]));
+        // SAFETY: rows of Q have D features at their stride.
+        unsafe {
+            pack::pack::<I, T, NQ>(isa, &q, call.q.strides()[3], call.q.shape()[3], call.scale, buffers.qt)
+        };
+        let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
+        if let Some(sinks) = call.terms.sinks {
+            let one = |i: usize| if sinks[rows.head[i]] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
+            (m, l) = (terms::lanes(isa, |i| sinks[rows.head[i]]), terms::lanes(isa, one));
+        }
+        // SAFETY: the caller's.
+        unsafe { *buffers.ml.cast() = [m, l] };
+    }
+
+    /// The keys of `keys` that some row of the block sees by causal, window and lengths, and whether some row
+    /// does not see some of them.
+    #[inline(always)]
+    fn seen(&self, block: &Block, keys: &Range<usize>) -> (Range<usize>, bool) {
+        let (first, last) = (self.keys(block.row), self.keys(block.row + block.count - 1));
+        let seen = keys.start.max(first.start)..keys.end.min(last.end);
+        let edge = seen.start < last.start || first.end < seen.end;
+        (seen, edge)
+    }
+
+    /// Scores of the block over `keys`, up to `stage`, hidden pairs as -inf: fills `st` and returns the keys it
+    /// holds and the maximum of each lane; `None` if nothing is visible.
+    ///
+    /// # Safety
+    /// The buffers must hold blocks of `NQ` vectors; `k` must point to the first key of `keys`, `next` to
+    /// memory that may be prefetched, row by row, or be `None`.
+    #[inline(always)]
+    #[allow(clippy::type_complexity)]
+    pub unsafe fn scores<I: Isa, const NQ: usize, const MR: usize>(
+        &self,
+        isa: I,
+        block: &mut Block,
+        buffers: Buffers<I::f32s>,
+        k: Source,
+        next: Option<[Source; 2]>,
+        keys: &Range<usize>,
+        stage: Stage,
+    ) -> Option<(Range<usize>, [I::f32s; NQ])> {
+        let (call, b) = (self.call, self.b);
+        let (seen, edge) = self.seen(block, keys);
+        if seen.is_empty() {
+            return None;
+        }
+        let n = seen.len();
+        let k = k.skip(seen.start - keys.start);
+        let Buffers { qt, st, extra, .. } = buffers;
+        let terms = &call.terms;
+
+        // SAFETY: `st` and `extra` have room for a block of keys, `qt` for D features; K is the caller's.
+        unsafe {
+            let mut add = false;
+            if call.is_masked() {
+                match terms::fill::<I, T, NQ>(isa, call, b, &self.rows(block), extra, seen.clone()) {
+                    Seen::Nothing => return None,
+                    Seen::Some => (add, block.hidden) = (true, true),
+                    Seen::All => add = terms.bias.is_some(),
+                }
+            }
+            let max = [isa.splat_f32s(f32::NEG_INFINITY); NQ];
+            let mut scores = Scores { isa, d: call.q.shape()[3], k, qt, st, max, next };
+            tile::cover::<MR>(n, &mut scores);
+            if !(edge || add || terms.softcap.is_some() || terms.slopes.is_some()) {
+                return Some((seen, scores.max));
+            }
+            if let (Some(cap), Stage::Capped | Stage::Biased | Stage::Weights) = (terms.softcap, stage) {
+                terms::cap(isa, st, n * NQ, cap);
+            }
+            let logits = matches!(stage, Stage::Biased | Stage::Weights);
+            if let (Some(slopes), true) = (terms.slopes, logits) {
+                terms::slopes::<I, T, NQ>(isa, call, b, &self.rows(block), slopes, st, seen.clone());
+            }
+            if add {
+                terms::add(isa, st, extra, n * NQ, logits);
+            }
+            if edge {
+                block.hidden = true;
+                terms::hide::<I, T, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
+            }
+            Some((seen, terms::max::<I, NQ>(isa, st, n)))
+        }
+    }
+
+    /// One step of the online softmax: the block over `keys`.
+    ///
+    /// # Safety
+    /// As for [`Stack::scores`]; `v` must point to the first key of `keys`.
+    #[inline(always)]
+    unsafe fn step<I: Isa, const NQ: usize, const MR: usize>(
+        &self,
+        isa: I,
+        block: &mut Block,
+        buffers: Buffers<I::f32s>,
+        [k, v]: [Source; 2],
+        next: Option<Source>,
+        keys: &Range<usize>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let ahead = next.map(|next| [next, v]);
+            let Some((seen, max)) =
+                self.scores::<I, NQ, MR>(isa, block, buffers, k, ahead, keys, Stage::Weights)
+            else {
+                return;
+            };
+            let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
+            let correction = softmax(isa, buffers.st, seen.len(), max, ml);
+            let fresh = core::mem::replace(&mut block.fresh, false);
+            let v = v.skip(seen.start - keys.start);
+            let (st, ot) = (buffers.st, buffers.ot);
+            let mut values = Values { isa, n: seen.len(), v, st, ot, correction, fresh };
+            tile::cover::<MR>(self.call.v.shape()[3], &mut values);
+        }
+    }
+
+    /// Divides by the sums and writes the rows.
+    ///
+    /// # Safety
+    /// The buffers must hold blocks of `NQ` vectors; the rows of the block must be among those that `out` is the
+    /// right to write.
+    #[inline(always)]
+    unsafe fn end<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        block: &Block,
+        buffers: Buffers<I::f32s>,
+        out: &RowsMut<'_, T>,
+    ) {
+        let (call, dv) = (self.call, self.call.v.shape()[3]);
+        let rows = self.rows(block);
+        let zero = isa.splat_f32s(0.0);
+        // SAFETY: the caller's.
+        let [m, l] = unsafe { *buffers.ml.cast::<[[I::f32s; NQ]; 2]>() };
+        if block.fresh {
+            for c in 0..dv * NQ {
+                // SAFETY: `ot` holds Dv rows.
+                unsafe { *buffers.ot.add(c) = zero };
+            }
+        }
+        let mut gate = [isa.splat_f32s(1.0); NQ];
+        if let Some(gates) = call.terms.gates {
+            gate = terms::lanes(isa, |i| gates[rows.head[i]]);
+        }
+        let factor = core::array::from_fn(|n| {
+            isa.select_f32s(isa.equal_f32s(l[n], zero), zero, isa.div_f32s(gate[n], l[n]))
+        });
+        let place: [_; MAX_ROWS] = core::array::from_fn(|i| out.row(self.b, rows.head[i], rows.token[i]));
+        if let Some(lse) = out.lse {
+            for i in 0..block.count {
+                // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row.
+                unsafe {
+                    let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
+                    let lse = lse.add(call.lse_index(self.b, rows.head[i], rows.token[i]));
+                    *lse = if l == 0.0 { f32::NEG_INFINITY } else { m + l.ln() };
+                }
+            }
+        }
+        // SAFETY: rows of the task, Dv features each.
+        unsafe {
+            pack::unpack::<I, T, NQ>(isa, buffers.ot, factor, &place, block.count, out.strides[3], dv);
+            if block.hidden {
+                self.mend::<I, NQ>(isa, block, &rows, buffers.ot, out);
+            }
+        }
+    }
+
+    /// Computes rows once more, pair by pair, that are not finite although, or because, pairs are hidden.
+    ///
+    /// # Safety
+    /// As for [`Stack::end`], which has written the rows.
+    #[inline(always)]
+    unsafe fn mend<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        block: &Block,
+        rows: &Rows,
+        ot: *mut I::f32s,
+        out: &RowsMut<'_, T>,
+    ) {
+        let dv = self.call.v.shape()[3];
+        let mut check = [isa.splat_f32s(0.0); NQ];
+        for c in 0..dv {
+            for (n, check) in check.iter_mut().enumerate() {
+                // SAFETY: `ot` holds Dv rows of NQ vectors. 0 * x is 0, or NaN where x is not finite.
+                *check = isa.mul_add_e_f32s(unsafe { *ot.add(c * NQ + n) }, isa.splat_f32s(0.0), *check);
+            }
+        }
+        for i in 0..block.count {
+            // SAFETY: `check` has NQ * LANES >= count lanes; `ot` holds more than Dv f32 and is free by now; the
+            // row, and its LSE, are the task's.
+            unsafe {
+                if *check.as_ptr().cast::<f32>().add(i) == 0.0 {
+                    continue;
+                }
+                let (head, token) = (rows.head[i], rows.token[i]);
+                let acc = core::slice::from_raw_parts_mut(ot.cast::<f32>(), dv);
+                let lse = careful::row(self.call, self.b, head, token, acc);
+                let place = out.row(self.b, head, token);
+                for (c, x) in acc.iter().enumerate() {
+                    *place.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(*x);
+                }
+                if let Some(place) = out.lse {
+                    *place.add(self.call.lse_index(self.b, head, token)) = lse;
+                }
+            }
+        }
+    }
+}

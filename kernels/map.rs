@@ -1,0 +1,123 @@
+//! The attention map: the scores of some rows, at a stage of the formula, written out. One block of rows at a time,
+//! with the same tiles and terms as the fused kernel; weights take a first pass for maximum and sum.
+
+use core::ops::Range;
+
+use crate::Element;
+use crate::block::{Action, Block, Buffers, Stack};
+use crate::call::{RowsMut, ScoresTask, Stage};
+use crate::exp::exp;
+use crate::isa::Isa;
+use crate::level::Op;
+use crate::pack::{self, MAX_ROWS};
+use crate::prefill::{KEYS, key_blocks, needs_copy, source};
+use crate::products::{Source, shift};
+use crate::scratch::Scratch;
+
+/// Writes the scores of a task's rows.
+pub(crate) struct Map<'t, 'a, T> {
+    pub task: ScoresTask<'a, T>,
+    pub scratch: &'t mut Scratch,
+}
+
+impl<T: Element> Op for Map<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
+        let ScoresTask { call, b, hk, tokens, heads: wanted, stage, out } = self.task;
+        let (d, lk) = (call.q.shape()[3], call.k.shape()[2]);
+        let (memory, heads) = self.scratch.parts();
+        let end = tokens.end.min(call.q_len(b)).max(tokens.start);
+        let empty = if stage == Stage::Weights { 0.0 } else { f32::NEG_INFINITY };
+        heads.clear();
+        for head in wanted {
+            if call.terms.gates.is_none_or(|gates| gates[head] != 0.0) {
+                heads.push(head);
+            }
+            for token in tokens.clone() {
+                // SAFETY: a row of this task, Lk long. What is visible is overwritten below.
+                unsafe { core::slice::from_raw_parts_mut(out.row(b, head, token), lk).fill(empty) };
+            }
+        }
+        let stack = Stack { call, b, hk, heads, token: tokens.start };
+        let rows = (end - tokens.start) * heads.len();
+        let width = NQ * I::F32_LANES;
+        let copy = needs_copy(&call.k, 1);
+        let masked = if call.is_masked() { KEYS * width } else { 0 };
+        let [qt, ml, st, extra, kc] = Scratch::take(
+            memory,
+            [d * width, 2 * width, KEYS * width, masked, if copy { KEYS * d } else { 0 }],
+        );
+        let buffers = Buffers::<I::f32s> {
+            qt: qt.as_mut_ptr().cast(),
+            ot: core::ptr::null_mut(), // no values: Dv is 0
+            ml: ml.as_mut_ptr().cast(),
+            st: st.as_mut_ptr().cast(),
+            extra: extra.as_mut_ptr().cast(),
+        };
+        for row in (0..rows).step_by(width) {
+            let mut block = Block::new(row, width.min(rows - row));
+            let visible = stack.keys(row).start..stack.keys(row + block.count - 1).end;
+            // SAFETY: the buffers were taken for these sizes, `keys` lies inside the axis, the rows are the task's.
+            unsafe {
+                stack.act::<I, NQ, MR>(isa, &mut block, buffers, Action::Begin);
+                let mut k =
+                    |keys: &Range<usize>| source(isa, &call.k, &stack, keys, copy.then_some(kc.as_mut_ptr()));
+                if stage == Stage::Weights {
+                    for keys in key_blocks(visible.clone()) {
+                        let k = k(&keys);
+                        let step = Action::Step { keys, k, v: Source { features: 0, ..k }, next: None };
+                        stack.act::<I, NQ, MR>(isa, &mut block, buffers, step);
+                    }
+                }
+                for keys in key_blocks(visible) {
+                    let write = Action::Write { k: k(&keys), keys, stage, out: &out };
+                    stack.act::<I, NQ, MR>(isa, &mut block, buffers, write);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Element> Stack<'_, T> {
+    /// Writes the block's scores over `keys`.
+    ///
+    /// # Safety
+    /// As for [`Stack::act`].
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "the fields of `Action::Write`")]
+    pub(crate) unsafe fn write<I: Isa, const NQ: usize, const MR: usize>(
+        &self,
+        isa: I,
+        block: &mut Block,
+        buffers: Buffers<I::f32s>,
+        k: Source,
+        keys: &Range<usize>,
+        stage: Stage,
+        out: &RowsMut<'_, f32>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, k, None, keys, stage);
+            let Some((seen, _)) = scores else { return };
+            let mut factor = [isa.splat_f32s(1.0); NQ];
+            if stage == Stage::Weights {
+                let [m, l] = *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
+                let (shift, zero) = (shift(isa, m), isa.splat_f32s(0.0));
+                for x in 0..seen.len() * NQ {
+                    let st = &mut *buffers.st.add(x);
+                    *st = exp(isa, isa.sub_f32s(*st, shift[x % NQ]));
+                }
+                factor = l.map(|l| {
+                    isa.select_f32s(isa.equal_f32s(l, zero), zero, isa.div_f32s(isa.splat_f32s(1.0), l))
+                });
+            }
+            let rows = self.rows(block);
+            let place: [_; MAX_ROWS] = core::array::from_fn(|i| {
+                out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start)
+            });
+            pack::unpack::<I, f32, NQ>(isa, buffers.st, factor, &place, block.count, 1, seen.len());
+        }
+    }
+}

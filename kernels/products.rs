@@ -1,0 +1,138 @@
+//! The two products of attention as bodies of the register tile, and the online softmax between them.
+
+use crate::exp::exp;
+use crate::isa::Isa;
+use crate::tile::{self, Tile};
+
+/// Rows of K or V as f32, features side by side: in the caller's memory or copied to scratch.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    pub ptr: *const f32,
+    /// Distance between rows.
+    pub row: isize,
+    /// Features in a row.
+    pub features: usize,
+}
+
+impl Source {
+    /// The same rows without the first ones.
+    #[inline(always)]
+    pub fn skip(self, rows: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_offset(rows as isize * self.row), ..self }
+    }
+
+    /// Asks for `count` rows from `start` on, for the second-level cache.
+    #[inline(always)]
+    fn prefetch<I: Isa>(self, isa: I, start: usize, count: usize) {
+        const LINE: usize = 64 / size_of::<f32>();
+        for j in start..start + count {
+            for c in (0..self.features).step_by(LINE) {
+                isa.prefetch(self.skip(j).ptr.wrapping_add(c));
+            }
+        }
+    }
+}
+
+/// `st[j] = sum over c of k[j][c] * qt[c]`, and the maximum over j.
+pub(crate) struct Scores<I: Isa, const NQ: usize> {
+    pub isa: I,
+    pub d: usize,
+    pub k: Source,
+    pub qt: *const I::f32s,
+    pub st: *mut I::f32s,
+    pub max: [I::f32s; NQ],
+    /// Rows to ask for meanwhile, a few with each tile: the keys after these, and the values of these.
+    pub next: Option<[Source; 2]>,
+}
+
+impl<I: Isa, const NQ: usize> Tile for Scores<I, NQ> {
+    #[inline(always)]
+    fn tile<const M: usize>(&mut self, j: usize) {
+        let Self { isa, d, k, qt, st, .. } = *self;
+        if let Some([k, v]) = self.next {
+            k.prefetch(isa, j, M);
+            v.prefetch(isa, j, M);
+        }
+        // SAFETY: made with D readable features for each key, and room in `st`.
+        unsafe {
+            let acc = tile::product::<I, NQ, M>(isa, d, k.skip(j).ptr, [k.row, 1], qt);
+            for (m, acc) in acc.iter().enumerate() {
+                for (x, acc) in acc.iter().enumerate() {
+                    self.max[x] = isa.max_f32s(*acc, self.max[x]);
+                    *st.add((j + m) * NQ + x) = *acc;
+                }
+            }
+        }
+    }
+}
+
+/// `ot[c] = ot[c] * correction + sum over j of v[j][c] * st[j]`.
+pub(crate) struct Values<I: Isa, const NQ: usize> {
+    pub isa: I,
+    pub n: usize,
+    pub v: Source,
+    pub st: *const I::f32s,
+    pub ot: *mut I::f32s,
+    pub correction: [I::f32s; NQ],
+    /// `ot` holds nothing yet.
+    pub fresh: bool,
+}
+
+impl<I: Isa, const NQ: usize> Tile for Values<I, NQ> {
+    #[inline(always)]
+    fn tile<const M: usize>(&mut self, c: usize) {
+        let Self { isa, n, v, st, ot, correction, fresh } = *self;
+        // SAFETY: made with `n` readable values, and room in `ot` for every feature.
+        unsafe {
+            let acc = tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st);
+            for (m, acc) in acc.iter().enumerate() {
+                for (x, acc) in acc.iter().enumerate() {
+                    let ot = &mut *ot.add((c + m) * NQ + x);
+                    *ot = if fresh { *acc } else { isa.mul_add_e_f32s(*ot, correction[x], *acc) };
+                }
+            }
+        }
+    }
+}
+
+/// Turns scores into weights relative to the new maximum, in place; adds them to the sums; returns the factor for
+/// what was accumulated under the old maximum.
+///
+/// # Safety
+/// `st` must hold `n * NQ` vectors.
+#[inline(always)]
+pub(crate) unsafe fn softmax<I: Isa, const NQ: usize>(
+    isa: I,
+    st: *mut I::f32s,
+    n: usize,
+    max: [I::f32s; NQ],
+    [m, l]: &mut [[I::f32s; NQ]; 2],
+) -> [I::f32s; NQ] {
+    let zero = isa.splat_f32s(0.0);
+    let (mut sum, mut correction) = ([zero; NQ], [zero; NQ]);
+    let new = core::array::from_fn(|x| isa.max_f32s(m[x], max[x]));
+    let shift = shift(isa, new);
+    for x in 0..NQ {
+        correction[x] = exp(isa, isa.sub_f32s(m[x], shift[x]));
+    }
+    for j in 0..n {
+        for x in 0..NQ {
+            // SAFETY: the caller's.
+            let st = unsafe { &mut *st.add(j * NQ + x) };
+            *st = exp(isa, isa.sub_f32s(*st, shift[x]));
+            sum[x] = isa.add_f32s(sum[x], *st);
+        }
+    }
+    for x in 0..NQ {
+        l[x] = isa.mul_add_e_f32s(l[x], correction[x], sum[x]);
+    }
+    *m = new;
+    correction
+}
+
+/// What to subtract before exp: the maximum, or 0 where nothing is visible yet (-inf - 0 is -inf, whose exp is 0).
+#[inline(always)]
+pub(crate) fn shift<I: Isa, const NQ: usize>(isa: I, max: [I::f32s; NQ]) -> [I::f32s; NQ] {
+    let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
+    max.map(|m| isa.select_f32s(isa.equal_f32s(m, minus_inf), isa.splat_f32s(0.0), m))
+}
