@@ -10,7 +10,7 @@ use crate::call::{Call, RowsMut, Stage};
 use crate::careful;
 use crate::isa::Isa;
 use crate::pack::{self, MAX_ROWS};
-use crate::products::{Scores, Source, Values, softmax};
+use crate::products::{Scores, Source, Values, divide, softmax};
 use crate::terms::{self, Rows, Seen};
 use crate::tile;
 
@@ -152,7 +152,10 @@ impl<T: Element> Stack<'_, T> {
     unsafe fn begin<I: Isa, const NQ: usize>(&self, isa: I, block: &Block, buffers: Buffers<I::f32s>) {
         let call = self.call;
         let rows = self.rows(block);
-        let q = core::array::from_fn(|i| call.q.row(self.b, rows.head[i], rows.token[i]));
+        let mut q = [core::ptr::null(); MAX_ROWS];
+        for (i, q) in q[..NQ * I::F32_LANES].iter_mut().enumerate() {
+            *q = call.q.row(self.b, rows.head[i], rows.token[i]);
+        }
         // SAFETY: rows of Q have D features at their stride.
         unsafe {
             pack::pack::<I, T, NQ>(isa, &q, call.q.strides()[3], call.q.shape()[3], call.scale, buffers.qt)
@@ -211,7 +214,7 @@ impl<T: Element> Stack<'_, T> {
                 match terms::fill::<I, T, NQ>(isa, call, b, &self.rows(block), extra, seen.clone()) {
                     Seen::Nothing => return None,
                     Seen::Some => (add, block.hidden) = (true, true),
-                    Seen::All => add = terms.bias.is_some(),
+                    Seen::All => {}
                 }
             }
             let max = [isa.splat_f32s(f32::NEG_INFINITY); NQ];
@@ -227,14 +230,16 @@ impl<T: Element> Stack<'_, T> {
             if let (Some(slopes), true) = (terms.slopes, logits) {
                 terms::slopes::<I, T, NQ>(isa, call, b, &self.rows(block), slopes, st, seen.clone());
             }
-            if add {
-                terms::add(isa, st, extra, n * NQ, logits);
-            }
             if edge {
                 block.hidden = true;
                 terms::hide::<I, T, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
             }
-            Some((seen, terms::max::<I, NQ>(isa, st, n)))
+            let max = if add {
+                terms::add::<I, NQ>(isa, st, extra, n, logits)
+            } else {
+                terms::max::<I, NQ>(isa, st, n)
+            };
+            Some((seen, max))
         }
     }
 
@@ -298,10 +303,11 @@ impl<T: Element> Stack<'_, T> {
         if let Some(gates) = call.terms.gates {
             gate = terms::lanes(isa, |i| gates[rows.head[i]]);
         }
-        let factor = core::array::from_fn(|n| {
-            isa.select_f32s(isa.equal_f32s(l[n], zero), zero, isa.div_f32s(gate[n], l[n]))
-        });
-        let place: [_; MAX_ROWS] = core::array::from_fn(|i| out.row(self.b, rows.head[i], rows.token[i]));
+        let factor = divide(isa, gate, l);
+        let mut place = [core::ptr::null_mut(); MAX_ROWS];
+        for (i, place) in place[..block.count].iter_mut().enumerate() {
+            *place = out.row(self.b, rows.head[i], rows.token[i]);
+        }
         if let Some(lse) = out.lse {
             for i in 0..block.count {
                 // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row.

@@ -88,7 +88,8 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => {
                 let isa = pulp::x86::V4::try_new().ok_or(unavailable)?;
-                Ok(isa.vectorize(Run::<_, _, 2, 12>(isa, op)))
+                // 24 accumulators, 4 query vectors: 10 loads a step. 2x12 takes 14, and is 3 % slower.
+                Ok(isa.vectorize(Run::<_, _, 4, 6>(isa, op)))
             }
             #[cfg(target_arch = "aarch64")]
             Level::Neon => {

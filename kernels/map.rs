@@ -11,7 +11,7 @@ use crate::isa::Isa;
 use crate::level::Op;
 use crate::pack::{self, MAX_ROWS};
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
-use crate::products::{Source, shift};
+use crate::products::{Source, divide, shift};
 use crate::scratch::Scratch;
 
 /// Writes the scores of a task's rows.
@@ -104,19 +104,18 @@ impl<T: Element> Stack<'_, T> {
             let mut factor = [isa.splat_f32s(1.0); NQ];
             if stage == Stage::Weights {
                 let [m, l] = *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
-                let (shift, zero) = (shift(isa, m), isa.splat_f32s(0.0));
+                let shift = shift(isa, m);
                 for x in 0..seen.len() * NQ {
                     let st = &mut *buffers.st.add(x);
                     *st = exp(isa, isa.sub_f32s(*st, shift[x % NQ]));
                 }
-                factor = l.map(|l| {
-                    isa.select_f32s(isa.equal_f32s(l, zero), zero, isa.div_f32s(isa.splat_f32s(1.0), l))
-                });
+                factor = divide(isa, factor, l);
             }
             let rows = self.rows(block);
-            let place: [_; MAX_ROWS] = core::array::from_fn(|i| {
-                out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start)
-            });
+            let mut place = [core::ptr::null_mut(); MAX_ROWS];
+            for (i, place) in place[..block.count].iter_mut().enumerate() {
+                *place = out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start);
+            }
             pack::unpack::<I, f32, NQ>(isa, buffers.st, factor, &place, block.count, 1, seen.len());
         }
     }

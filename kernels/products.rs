@@ -109,8 +109,10 @@ pub(crate) unsafe fn softmax<I: Isa, const NQ: usize>(
     [m, l]: &mut [[I::f32s; NQ]; 2],
 ) -> [I::f32s; NQ] {
     let zero = isa.splat_f32s(0.0);
-    let (mut sum, mut correction) = ([zero; NQ], [zero; NQ]);
-    let new = core::array::from_fn(|x| isa.max_f32s(m[x], max[x]));
+    let (mut sum, mut correction, mut new) = ([zero; NQ], [zero; NQ], max);
+    for x in 0..NQ {
+        new[x] = isa.max_f32s(m[x], max[x]);
+    }
     let shift = shift(isa, new);
     for x in 0..NQ {
         correction[x] = exp(isa, isa.sub_f32s(m[x], shift[x]));
@@ -132,7 +134,24 @@ pub(crate) unsafe fn softmax<I: Isa, const NQ: usize>(
 
 /// What to subtract before exp: the maximum, or 0 where nothing is visible yet (-inf - 0 is -inf, whose exp is 0).
 #[inline(always)]
-pub(crate) fn shift<I: Isa, const NQ: usize>(isa: I, max: [I::f32s; NQ]) -> [I::f32s; NQ] {
+pub(crate) fn shift<I: Isa, const NQ: usize>(isa: I, mut max: [I::f32s; NQ]) -> [I::f32s; NQ] {
     let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
-    max.map(|m| isa.select_f32s(isa.equal_f32s(m, minus_inf), isa.splat_f32s(0.0), m))
+    for m in &mut max {
+        *m = isa.select_f32s(isa.equal_f32s(*m, minus_inf), isa.splat_f32s(0.0), *m);
+    }
+    max
+}
+
+/// `x / l`, and 0 where `l` is 0: where nothing is visible.
+#[inline(always)]
+pub(crate) fn divide<I: Isa, const NQ: usize>(
+    isa: I,
+    mut x: [I::f32s; NQ],
+    l: [I::f32s; NQ],
+) -> [I::f32s; NQ] {
+    let zero = isa.splat_f32s(0.0);
+    for (x, l) in x.iter_mut().zip(l) {
+        *x = isa.select_f32s(isa.equal_f32s(l, zero), zero, isa.div_f32s(*x, l));
+    }
+    x
 }

@@ -68,19 +68,30 @@ pub(crate) unsafe fn slopes<I: Isa, T: Element, const NQ: usize>(
 }
 
 /// `st += extra` (or not, for scores of an earlier stage), and exactly -inf where `extra` is -inf, whatever `st`
-/// was.
+/// was. Returns the largest score of each lane.
 ///
 /// # Safety
-/// `st` and `extra` must hold `vectors` vectors.
+/// `st` and `extra` must hold `keys * NQ` vectors.
 #[inline(always)]
-pub(crate) unsafe fn add<I: Isa>(isa: I, st: *mut I::f32s, extra: *const I::f32s, vectors: usize, sum: bool) {
+pub(crate) unsafe fn add<I: Isa, const NQ: usize>(
+    isa: I,
+    st: *mut I::f32s,
+    extra: *const I::f32s,
+    keys: usize,
+    sum: bool,
+) -> [I::f32s; NQ] {
     let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
-    for x in 0..vectors {
-        // SAFETY: the caller's.
-        let (st, extra) = unsafe { (&mut *st.add(x), *extra.add(x)) };
-        let x = if sum { isa.add_f32s(*st, extra) } else { *st };
-        *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, x);
+    let mut max = [minus_inf; NQ];
+    for j in 0..keys {
+        for (n, max) in max.iter_mut().enumerate() {
+            // SAFETY: the caller's.
+            let (st, extra) = unsafe { (&mut *st.add(j * NQ + n), *extra.add(j * NQ + n)) };
+            let x = if sum { isa.add_f32s(*st, extra) } else { *st };
+            *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, x);
+            *max = isa.max_f32s(*st, *max);
+        }
     }
+    max
 }
 
 /// Hides the pairs outside each row's interval of keys.
@@ -131,7 +142,8 @@ pub(crate) unsafe fn max<I: Isa, const NQ: usize>(isa: I, st: *const I::f32s, ke
     max
 }
 
-/// Writes `extra[j][i]`, the bias of each pair, -inf where the mask hides it, and says what is visible.
+/// Writes `extra[j][i]`, the bias of each pair, -inf where the mask hides it, and says what is visible. Where
+/// nothing is to be added or hidden, or all is hidden, nothing is written.
 ///
 /// # Safety
 /// `extra` must hold `keys.len() * NQ` vectors.
@@ -144,38 +156,69 @@ pub(crate) unsafe fn fill<I: Isa, T: Element, const NQ: usize>(
     extra: *mut I::f32s,
     keys: Range<usize>,
 ) -> Seen {
+    let width = NQ * I::F32_LANES;
+    let (bias, mask) = (&call.terms.bias, &call.terms.mask);
+    let shown = mask.as_ref().map_or(Seen::All, |mask| seen(mask, b, rows, width, &keys, |shown| shown));
+    if shown == Seen::Nothing || (shown == Seen::All && bias.is_none()) {
+        return shown;
+    }
     // SAFETY: the caller's, and `keys` and `rows` are inside the shape that mask and bias broadcast to.
     unsafe {
-        if let Some(bias) = &call.terms.bias {
-            transpose::<I, f32, NQ>(
-                isa,
-                bias,
-                b,
-                rows,
-                extra,
-                &keys,
-                |ptr| ptr.cast::<I::f32s>().read_unaligned(),
-                |x| x,
-            );
+        if let Some(bias) = bias {
+            // A look at one pair tells most blocks that hide nothing from those that hide all.
+            let first = bias.get([b, rows.head[0], rows.token[0], keys.start]);
+            let shows = |x: f32| x != f32::NEG_INFINITY;
+            if first == Some(f32::NEG_INFINITY) && seen(bias, b, rows, width, &keys, shows) == Seen::Nothing {
+                return Seen::Nothing;
+            }
+            let load = |ptr: *const f32| ptr.cast::<I::f32s>().read_unaligned();
+            transpose::<I, f32, NQ>(isa, bias, b, rows, extra, &keys, load, |x| x);
         }
-        if let Some(mask) = &call.terms.mask {
-            if call.terms.bias.is_none() {
+        match (mask, bias) {
+            (Some(mask), None) => {
                 transpose::<I, bool, NQ>(isa, mask, b, rows, extra, &keys, |ptr| isa.load_mask(ptr), hidden);
-            } else {
-                mask_over::<I, NQ>(isa, mask, b, rows, extra, &keys);
+            }
+            (Some(mask), Some(_)) if shown == Seen::Some => {
+                mask_over(mask, b, rows, extra.cast(), width, &keys)
+            }
+            _ => {}
+        }
+    }
+    Seen::Some
+}
+
+/// What the pairs of a block show, by `shows`.
+#[inline(always)]
+fn seen<E: Copy>(
+    view: &View<'_, E>,
+    b: usize,
+    rows: &Rows,
+    width: usize,
+    keys: &Range<usize>,
+    shows: impl Fn(E) -> bool,
+) -> Seen {
+    let [_, head, token, key] = view.strides();
+    let same = head == 0 && token == 0;
+    let (mut any, mut all) = (false, true);
+    for i in 0..if same { 1 } else { width } {
+        let row = view.row(b, rows.head[i], rows.token[i]).wrapping_offset(keys.start as isize * key);
+        if key == 1 {
+            // SAFETY: the keys of a row lie side by side inside the view.
+            for x in unsafe { core::slice::from_raw_parts(row, keys.len()) } {
+                let shown = shows(*x);
+                any |= shown;
+                all &= shown;
+            }
+        } else {
+            for j in 0..keys.len() {
+                // SAFETY: inside the shape.
+                let shown = shows(unsafe { *row.wrapping_offset(j as isize * key) });
+                any |= shown;
+                all &= shown;
             }
         }
     }
-    let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
-    let (zero, one) = (isa.splat_f32s(0.0), isa.splat_f32s(1.0));
-    let (mut any, mut all) = (zero, one);
-    for x in 0..keys.len() * NQ {
-        // SAFETY: the caller's.
-        let visible = isa.select_f32s(isa.equal_f32s(unsafe { *extra.add(x) }, minus_inf), zero, one);
-        any = isa.max_f32s(any, visible);
-        all = isa.min_f32s(all, visible);
-    }
-    match (isa.reduce_max_f32s(any) > 0.0, isa.reduce_min_f32s(all) > 0.0) {
+    match (any, all) {
         (false, _) => Seen::Nothing,
         (true, false) => Seen::Some,
         (true, true) => Seen::All,
@@ -188,28 +231,29 @@ fn hidden(shown: bool) -> f32 {
 }
 
 /// Mask and bias together: hides pairs of a block that already holds the bias.
+///
+/// # Safety
+/// `extra` must hold `keys.len() * width` f32.
 #[inline(always)]
-unsafe fn mask_over<I: Isa, const NQ: usize>(
-    isa: I,
+unsafe fn mask_over(
     mask: &View<'_, bool>,
     b: usize,
     rows: &Rows,
-    extra: *mut I::f32s,
+    extra: *mut f32,
+    width: usize,
     keys: &Range<usize>,
 ) {
-    let width = NQ * I::F32_LANES;
     for i in 0..width {
         let row = mask.row(b, rows.head[i], rows.token[i]);
         for (x, j) in keys.clone().enumerate() {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's; inside the shape of the mask.
             unsafe {
                 if !*row.wrapping_offset(j as isize * mask.strides()[3]) {
-                    *extra.cast::<f32>().add(x * width + i) = f32::NEG_INFINITY;
+                    *extra.add(x * width + i) = f32::NEG_INFINITY;
                 }
             }
         }
     }
-    let _ = isa;
 }
 
 /// `extra[j][i] = view[b, head_i, token_i, j]`. Rows that are all the same (stride 0) are read once; contiguous

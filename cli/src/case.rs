@@ -15,14 +15,8 @@ pub struct Tensor<T> {
 }
 
 impl<T: Copy> Tensor<T> {
-    /// A tensor whose elements come from `fill` and whose layout from `draw`. Only a tensor that is read may
-    /// have axes of stride 0.
-    fn random(
-        draw: &mut Draw<'_>,
-        shape: [usize; 4],
-        read: bool,
-        mut fill: impl FnMut(&mut Draw<'_>) -> T,
-    ) -> Self {
+    /// A tensor full of `empty`, its layout from `draw`. Only a tensor that is read may have axes of stride 0.
+    fn laid_out(draw: &mut Draw<'_>, shape: [usize; 4], read: bool, empty: T) -> Self {
         const ORDERS: [[usize; 4]; 6] =
             [[0, 1, 2, 3], [0, 2, 1, 3], [0, 1, 3, 2], [3, 2, 1, 0], [2, 0, 1, 3], [1, 3, 0, 2]];
         let order = ORDERS[draw.below(ORDERS.len())];
@@ -42,8 +36,12 @@ impl<T: Copy> Tensor<T> {
             reach += far;
         }
         let len = if shape.contains(&0) { 0 } else { reach + 1 };
-        let data = (0..len).map(|_| fill(draw)).collect();
-        Self { data, offset: offset.min(len), shape, strides }
+        Self { data: vec![empty; len], offset: offset.min(len), shape, strides }
+    }
+
+    /// Elements out of `draw`.
+    fn fill(&mut self, draw: &mut Draw<'_>, mut element: impl FnMut(&mut Draw<'_>) -> T) {
+        self.data.iter_mut().for_each(|x| *x = element(draw));
     }
 
     /// The view.
@@ -118,44 +116,28 @@ impl Case {
     /// The case that a seed stands for.
     pub fn from_seed(seed: u64) -> Self {
         let mut state = seed;
-        Self::draw(&mut Draw(&mut || {
-            // splitmix64 (Steele, Lea and Flood 2014)
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 32) as u32
-        }))
+        Self::draw(&mut Draw(&mut || splitmix(&mut state)), 40_000)
     }
 
-    /// The case that a stream of numbers stands for.
-    pub fn draw(draw: &mut Draw<'_>) -> Self {
+    /// The case that a stream of numbers stands for: sizes and options first, then the layouts, the elements
+    /// last. About `scores` pairs of queries and keys, at most, keep the reference quick; a single head may
+    /// have five times as many.
+    pub fn draw(draw: &mut Draw<'_>, scores: usize) -> Self {
         let (b, hk, group) = (1 + draw.below(3), 1 + draw.below(3), [1, 2, 3, 4, 7][draw.below(5)]);
         let hq = hk * group;
         let [lq, lk] = [LENGTHS[draw.below(LENGTHS.len())], LENGTHS[draw.below(LENGTHS.len())]];
         let [d, dv] = [FEATURES[draw.below(FEATURES.len())], FEATURES[draw.below(FEATURES.len())]];
-        // Keep the reference quick.
-        let (b, hk, hq) = if b * hq * lq * lk > 40_000 { (1, 1, group) } else { (b, hk, hq) };
-        let hq = if hq * lq * lk > 200_000 { hk } else { hq };
+        let (b, hk, hq) = if b * hq * lq * lk > scores { (1, 1, group) } else { (b, hk, hq) };
+        let hq = if hq * lq * lk > 5 * scores { hk } else { hq };
+        let lq = lq.min(1 + 5 * scores / (hq * lk).max(1));
         let values = [Values::Unit, Values::Large, Values::Special, Values::Extreme][draw.below(4)];
         let scores = [b, hq, lq, lk];
-        let mut broadcast = |draw: &mut Draw<'_>| scores.map(|n| if draw.below(3) == 1 { 1 } else { n });
+        let broadcast = |draw: &mut Draw<'_>| scores.map(|n| if draw.below(3) == 1 { 1 } else { n });
         let (mask_shape, bias_shape) = (broadcast(draw), broadcast(draw));
-        let number = move |draw: &mut Draw<'_>| number(draw, values);
         let rare = [2, 20][draw.below(2)]; // one in how many pairs is hidden
-        Self {
+        let masks = [draw.below(3) == 1, draw.below(3) == 1];
+        let mut case = Self {
             values,
-            q: Tensor::random(draw, [b, hq, lq, d], true, number),
-            k: Tensor::random(draw, [b, hk, lk, d], true, number),
-            v: Tensor::random(draw, [b, hk, lk, dv], true, number),
-            out: Tensor::random(draw, [b, hq, lq, dv], false, |_| f32::NAN),
-            mask: draw.maybe(3, |draw| Tensor::random(draw, mask_shape, true, |draw| draw.below(rare) != 1)),
-            bias: draw.maybe(3, |draw| {
-                Tensor::random(draw, bias_shape, true, |draw| match draw.below(rare * 2) {
-                    1 => f32::NEG_INFINITY,
-                    3 => 1000.0 * draw.uniform(),
-                    _ => draw.uniform(),
-                })
-            }),
             scale: if d == 0 { Some(1.0) } else { draw.maybe(3, |draw| 2.0 * draw.uniform()) },
             softcap: draw.maybe(4, |draw| 0.1 + 30.0 * draw.uniform().abs()),
             causal: draw.below(2) == 1,
@@ -179,7 +161,27 @@ impl Case {
             gates: draw.maybe(5, |draw| {
                 (0..hq).map(|_| if draw.below(3) == 1 { 0.0 } else { 2.0 * draw.uniform() }).collect()
             }),
+            q: Tensor::laid_out(draw, [b, hq, lq, d], true, 0.0),
+            k: Tensor::laid_out(draw, [b, hk, lk, d], true, 0.0),
+            v: Tensor::laid_out(draw, [b, hk, lk, dv], true, 0.0),
+            out: Tensor::laid_out(draw, [b, hq, lq, dv], false, f32::NAN),
+            mask: masks[0].then(|| Tensor::laid_out(draw, mask_shape, true, true)),
+            bias: masks[1].then(|| Tensor::laid_out(draw, bias_shape, true, 0.0)),
+        };
+        if let Some(mask) = &mut case.mask {
+            mask.fill(draw, |draw| draw.below(rare) != 1);
         }
+        if let Some(bias) = &mut case.bias {
+            bias.fill(draw, |draw| match draw.below(rare * 2) {
+                1 => f32::NEG_INFINITY,
+                3 => 1000.0 * draw.uniform(),
+                _ => draw.uniform(),
+            });
+        }
+        for tensor in [&mut case.q, &mut case.k, &mut case.v] {
+            tensor.fill(draw, |draw| number(draw, values));
+        }
+        case
     }
 
     /// The options.
@@ -220,31 +222,51 @@ impl Case {
         reference::attention(self.q.view(), self.k.view(), self.v.view(), &self.terms())
     }
 
-    /// Runs the case at every level given and compares with the reference; says what differs.
+    /// Runs the case at every level given and compares with the reference, and the levels with each other; says
+    /// what differs.
     pub fn check(&self, levels: &[Level]) -> Result<(), String> {
         let reference = self.reference().map_err(|error| format!("reference: {error}"))?;
         let limits = self.limits(&reference);
+        let mut answers = vec![("reference", [reference.out, reference.lse])];
         for &level in levels {
             let (out, lse) = self.run(level).map_err(|error| format!("{level}: {error}"))?;
-            let dv = self.v.shape[3];
-            for (row, limit) in limits.iter().enumerate() {
-                let Some([out_limit, lse_limit]) = limit else { continue };
-                let values =
-                    (row * dv..(row + 1) * dv).map(|at| ("out", at, out[at], reference.out[at], out_limit));
-                let lse = ("lse", row, lse[row], reference.lse[row], lse_limit);
-                for (what, at, got, want, limit) in values.chain([lse]) {
-                    let fine = match want {
-                        f64::NEG_INFINITY if what == "lse" => got == f32::NEG_INFINITY,
-                        want if want.is_finite() && want.abs() > 1e37 => true, // f32 may overflow
-                        want if want.is_finite() => (got as f64 - want).abs() <= *limit,
-                        _ => !got.is_finite(),
-                    };
-                    if !fine {
-                        let row = format!("row {row} of [B, Hq, Lq] = {:?}", &self.q.shape[..3]);
-                        return Err(format!(
-                            "{level}: {what}[{at}] is {got:e}, reference {want:e}, limit {limit:e}, {row}"
-                        ));
-                    }
+            let answer = [out, lse].map(|x| x.into_iter().map(f64::from).collect::<Vec<f64>>());
+            for (name, other) in &answers {
+                self.compare(level.name(), &answer, name, other, &limits)?;
+            }
+            answers.push((level.name(), answer));
+        }
+        Ok(())
+    }
+
+    /// Holds output and LSE against others. Two levels may differ by no more than one of them from the reference:
+    /// they do the same steps in the same order, and round them alike but for fused multiply-adds.
+    fn compare(
+        &self,
+        name: &str,
+        [out, lse]: &[Vec<f64>; 2],
+        by: &str,
+        [want_out, want_lse]: &[Vec<f64>; 2],
+        limits: &[Option<[f64; 2]>],
+    ) -> Result<(), String> {
+        let dv = self.v.shape[3];
+        for (row, limit) in limits.iter().enumerate() {
+            let Some([out_limit, lse_limit]) = *limit else { continue };
+            let values = (row * dv..(row + 1) * dv).map(|at| ("out", at, out[at], want_out[at], out_limit));
+            for (what, at, got, want, limit) in
+                values.chain([("lse", row, lse[row], want_lse[row], lse_limit)])
+            {
+                let fine = match want {
+                    f64::NEG_INFINITY if what == "lse" => got == f64::NEG_INFINITY,
+                    want if want.is_finite() && want.abs() > 1e37 => true, // f32 may overflow
+                    want if want.is_finite() => (got - want).abs() <= limit,
+                    _ => !got.is_finite(),
+                };
+                if !fine {
+                    let row = format!("row {row} of [B, Hq, Lq] = {:?}", &self.q.shape[..3]);
+                    return Err(format!(
+                        "{name}: {what}[{at}] is {got:e}, {by} {want:e}, limit {limit:e}, {row}"
+                    ));
                 }
             }
         }
@@ -294,6 +316,14 @@ impl Case {
         };
         (0..reference.lse.len()).map(row).collect()
     }
+}
+
+/// The next number of a stream (splitmix64: Steele, Lea and Flood 2014).
+pub fn splitmix(state: &mut u64) -> u32 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((z ^ (z >> 31)) >> 32) as u32
 }
 
 fn compact(tensor: &Tensor<f32>) -> Vec<f32> {

@@ -1,4 +1,4 @@
-//! The `headwise` command as a library, for tests and the fuzz target.
+//! The `headwise` command as a library, for tests and the fuzz targets.
 //!
 //! | file | idea |
 //! |---|---|
@@ -6,11 +6,15 @@
 //! | `options.rs` | the options of a run, as JSON |
 //! | `tensors.rs` | the tensors of a run, out of and into safetensors |
 //! | `bench.rs`, `bench/` | `headwise bench`: the interleaved rounds; shapes, machine, report |
+//! | `check.rs` | `headwise check`: random cases at every level, held against the reference |
+//! | `case.rs` | one random case: drawn from numbers, run, compared; tests and fuzz targets share it |
 //! | `baseline.rs` | gemm + softmax + gemm, what the bench compares with |
 #![deny(unsafe_code)]
 
 mod baseline;
 pub mod bench;
+pub mod case;
+pub mod check;
 mod options;
 pub mod run;
 mod tensors;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use headwise_cli::{bench, run};
+use headwise_cli::{bench, check, run};
 
 /// Counts what is allocated, for the bench's `extra_bytes`.
 #[global_allocator]
@@ -23,12 +23,14 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Bench(bench::Args),
+    Check(check::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => args.execute(),
         Command::Bench(args) => args.execute(),
+        Command::Check(args) => args.execute(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,7 +27,7 @@ impl Isa for Neon {
 
     #[inline(always)]
     fn transpose(self, square: Self::Square) -> Self::Square {
-        let [a, b, c, d] = square.map(v);
+        let [a, b, c, d] = [v(square[0]), v(square[1]), v(square[2]), v(square[3])];
         // SAFETY: `self` proves NEON.
         unsafe {
             let (ab_even, ab_odd) = (vtrn1q_f32(a, b), vtrn2q_f32(a, b));

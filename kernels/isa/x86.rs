@@ -18,7 +18,7 @@ impl Isa for V3 {
     /// 24 shuffles: pairs of rows, then pairs of pairs inside each half, then the halves.
     #[inline(always)]
     fn transpose(self, square: Self::Square) -> Self::Square {
-        let r: [__m256; 8] = square.map(cast);
+        let r: [__m256; 8] = cast(square);
         // SAFETY: `self` proves AVX.
         unsafe {
             let t: [__m256; 8] = [
@@ -83,7 +83,7 @@ impl Isa for V4 {
     /// 64 shuffles: pairs of rows, pairs of pairs inside each quarter, then the quarters twice.
     #[inline(always)]
     fn transpose(self, square: Self::Square) -> Self::Square {
-        let mut r: [__m512; 16] = square.map(cast);
+        let mut r: [__m512; 16] = cast(square);
         // SAFETY: `self` proves AVX-512 F.
         unsafe {
             // r[4g + c] holds, in quarter s, element 4s + c of rows 4g .. 4g + 4.
