@@ -8,10 +8,11 @@ use core::ops::Range;
 use crate::Element;
 use crate::call::{Call, RowsMut, Stage};
 use crate::careful;
+use crate::extra::{self as added, Seen};
 use crate::isa::Isa;
 use crate::pack::{self, MAX_ROWS};
 use crate::products::{Scores, Source, Values, divide, softmax};
-use crate::terms::{self, Rows, Seen};
+use crate::terms::{self, Rows};
 use crate::tile;
 
 /// The stack of rows that a task works on.
@@ -58,13 +59,21 @@ pub(crate) struct Buffers<V> {
 pub(crate) enum Action<'a, T> {
     /// Pack the queries and start maximum and sum.
     Begin,
-    /// One step of the online softmax over some keys: K and V from the first of them on, and the keys behind
-    /// them where they should be asked for meanwhile.
-    Step { keys: Range<usize>, k: Source, v: Source, next: Option<Source> },
+    /// One step of the online softmax over some keys.
+    Step(&'a Span),
     /// Divide by the sums and write the rows.
     End(&'a RowsMut<'a, T>),
     /// Write the scores over some keys, at a stage; weights need maximum and sum from steps before.
-    Write { keys: Range<usize>, k: Source, stage: Stage, out: &'a RowsMut<'a, f32> },
+    Write { span: &'a Span, stage: Stage, out: &'a RowsMut<'a, f32> },
+}
+
+/// Some keys, and K and V from the first of them on.
+pub(crate) struct Span {
+    pub keys: Range<usize>,
+    pub k: Source,
+    pub v: Source,
+    /// Whether to ask for these values, and for as many keys behind these, meanwhile.
+    pub ahead: bool,
 }
 
 impl<T: Element> Stack<'_, T> {
@@ -105,12 +114,10 @@ impl<T: Element> Stack<'_, T> {
         unsafe {
             match action {
                 Action::Begin => self.begin::<I, N>(isa, block, buffers),
-                Action::Step { keys, k, v, next } => {
-                    self.step::<I, N, MR>(isa, block, buffers, [k, v], next, &keys);
-                }
+                Action::Step(span) => self.step::<I, N, MR>(isa, block, buffers, span),
                 Action::End(out) => self.end::<I, N>(isa, block, buffers, out),
-                Action::Write { keys, k, stage, out } => {
-                    self.write::<I, N, MR>(isa, block, buffers, k, &keys, stage, out);
+                Action::Write { span, stage, out } => {
+                    self.write::<I, N, MR>(isa, block, buffers, span, stage, out);
                 }
             }
         }
@@ -179,12 +186,11 @@ impl<T: Element> Stack<'_, T> {
         (seen, edge)
     }
 
-    /// Scores of the block over `keys`, up to `stage`, hidden pairs as -inf: fills `st` and returns the keys it
+    /// Scores of the block over some keys, up to `stage`, hidden pairs as -inf: fills `st` and returns the keys it
     /// holds and the maximum of each lane; `None` if nothing is visible.
     ///
     /// # Safety
-    /// The buffers must hold blocks of `NQ` vectors; `k` must point to the first key of `keys`, `next` to
-    /// memory that may be prefetched, row by row, or be `None`.
+    /// The buffers must hold blocks of `NQ` vectors; the span must hold the rows of its keys.
     #[inline(always)]
     #[allow(clippy::type_complexity)]
     pub unsafe fn scores<I: Isa, const NQ: usize, const MR: usize>(
@@ -192,18 +198,17 @@ impl<T: Element> Stack<'_, T> {
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
-        k: Source,
-        next: Option<[Source; 2]>,
-        keys: &Range<usize>,
+        span: &Span,
         stage: Stage,
     ) -> Option<(Range<usize>, [I::f32s; NQ])> {
         let (call, b) = (self.call, self.b);
-        let (seen, edge) = self.seen(block, keys);
+        let (seen, edge) = self.seen(block, &span.keys);
         if seen.is_empty() {
             return None;
         }
         let n = seen.len();
-        let k = k.skip(seen.start - keys.start);
+        let k = span.k.skip(seen.start - span.keys.start);
+        let next = if span.ahead { Some([span.k.skip(span.keys.len()), span.v]) } else { None };
         let Buffers { qt, st, extra, .. } = buffers;
         let terms = &call.terms;
 
@@ -211,7 +216,7 @@ impl<T: Element> Stack<'_, T> {
         unsafe {
             let mut add = false;
             if call.is_masked() {
-                match terms::fill::<I, T, NQ>(isa, call, b, &self.rows(block), extra, seen.clone()) {
+                match added::fill::<I, T, NQ>(isa, call, b, &self.rows(block), extra, seen.clone()) {
                     Seen::Nothing => return None,
                     Seen::Some => (add, block.hidden) = (true, true),
                     Seen::All => {}
@@ -246,29 +251,25 @@ impl<T: Element> Stack<'_, T> {
     /// One step of the online softmax: the block over `keys`.
     ///
     /// # Safety
-    /// As for [`Stack::scores`]; `v` must point to the first key of `keys`.
+    /// As for [`Stack::scores`].
     #[inline(always)]
     unsafe fn step<I: Isa, const NQ: usize, const MR: usize>(
         &self,
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
-        [k, v]: [Source; 2],
-        next: Option<Source>,
-        keys: &Range<usize>,
+        span: &Span,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let ahead = next.map(|next| [next, v]);
-            let Some((seen, max)) =
-                self.scores::<I, NQ, MR>(isa, block, buffers, k, ahead, keys, Stage::Weights)
-            else {
+            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights);
+            let Some((seen, max)) = scores else {
                 return;
             };
             let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
             let correction = softmax(isa, buffers.st, seen.len(), max, ml);
             let fresh = core::mem::replace(&mut block.fresh, false);
-            let v = v.skip(seen.start - keys.start);
+            let v = span.v.skip(seen.start - span.keys.start);
             let (st, ot) = (buffers.st, buffers.ot);
             let mut values = Values { isa, n: seen.len(), v, st, ot, correction, fresh };
             tile::cover::<MR>(self.call.v.shape()[3], &mut values);

@@ -246,8 +246,8 @@ impl<'a, T: Element> Call<'a, T> {
         out: &'o mut [f32],
         tokens: usize,
     ) -> Result<Vec<ScoresTask<'o, T>>, Error> {
-        let ([b, hq, lq, _], [_, hk, lk, dv]) = (self.q.shape(), self.v.shape());
-        expect("v", self.v.shape(), [b, hk, lk, dv.min(0)])?;
+        let ([b, hq, lq, _], [_, hk, lk, _]) = (self.q.shape(), self.v.shape());
+        expect("v", self.v.shape(), [b, hk, lk, 0])?;
         for (argument, range, axis) in [("heads", &heads, hq), ("queries", &queries, lq)] {
             for (index, got) in [range.start, range.end].into_iter().enumerate() {
                 if got > axis || range.start > range.end {

@@ -17,7 +17,7 @@ pub(crate) fn exp<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     const MAGIC: f32 = 12_582_912.0 + 127.0; // 1.5 * 2^23, and the bias of the exponent
-    const C: [f32; 5] = [0.5, 0.166_665_19, 0.041_669_087, 0.008_368_847, 0.001_378_040_7];
+    const C: [f32; 5] = [0.5, 0.166_665_2, 0.041_669_087, 0.008_368_847, 0.001_378_040_7];
     let c = |x: f32| isa.splat_f32s(x);
 
     let sum = isa.mul_add_e_f32s(x, c(core::f32::consts::LOG2_E), c(MAGIC));

@@ -16,6 +16,7 @@
 //! | `map.rs` | the attention map, written out |
 //! | `tile.rs` | the register tile: the inner loop of both products |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
+//! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
 //! | `exp.rs` | exp and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
 //! | `careful.rs` | one row at a time, where NaN or infinity lies behind hidden pairs |
@@ -27,6 +28,7 @@ mod careful;
 mod element;
 mod error;
 mod exp;
+mod extra;
 mod isa;
 mod level;
 mod map;

@@ -4,7 +4,7 @@
 use core::ops::Range;
 
 use crate::Element;
-use crate::block::{Action, Block, Buffers, Stack};
+use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::call::{RowsMut, ScoresTask, Stage};
 use crate::exp::exp;
 use crate::isa::Isa;
@@ -62,17 +62,15 @@ impl<T: Element> Op for Map<'_, '_, T> {
             // SAFETY: the buffers were taken for these sizes, `keys` lies inside the axis, the rows are the task's.
             unsafe {
                 stack.act::<I, NQ, MR>(isa, &mut block, buffers, Action::Begin);
-                let mut k =
-                    |keys: &Range<usize>| source(isa, &call.k, &stack, keys, copy.then_some(kc.as_mut_ptr()));
+                let copy = if copy { Some(kc.as_mut_ptr()) } else { None };
                 if stage == Stage::Weights {
                     for keys in key_blocks(visible.clone()) {
-                        let k = k(&keys);
-                        let step = Action::Step { keys, k, v: Source { features: 0, ..k }, next: None };
-                        stack.act::<I, NQ, MR>(isa, &mut block, buffers, step);
+                        let span = span(isa, &stack, keys, copy);
+                        stack.act::<I, NQ, MR>(isa, &mut block, buffers, Action::Step(&span));
                     }
                 }
                 for keys in key_blocks(visible) {
-                    let write = Action::Write { k: k(&keys), keys, stage, out: &out };
+                    let write = Action::Write { span: &span(isa, &stack, keys, copy), stage, out: &out };
                     stack.act::<I, NQ, MR>(isa, &mut block, buffers, write);
                 }
             }
@@ -80,26 +78,40 @@ impl<T: Element> Op for Map<'_, '_, T> {
     }
 }
 
+/// Some keys without values.
+///
+/// # Safety
+/// As for [`source`].
+#[inline(always)]
+unsafe fn span<I: Isa, T: Element>(
+    isa: I,
+    stack: &Stack<'_, T>,
+    keys: Range<usize>,
+    copy: Option<*mut f32>,
+) -> Span {
+    // SAFETY: the caller's.
+    let k = unsafe { source(isa, &stack.call.k, stack, &keys, copy) };
+    Span { keys, k, v: Source { features: 0, ..k }, ahead: false }
+}
+
 impl<T: Element> Stack<'_, T> {
-    /// Writes the block's scores over `keys`.
+    /// Writes the block's scores over some keys.
     ///
     /// # Safety
     /// As for [`Stack::act`].
     #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "the fields of `Action::Write`")]
     pub(crate) unsafe fn write<I: Isa, const NQ: usize, const MR: usize>(
         &self,
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
-        k: Source,
-        keys: &Range<usize>,
+        span: &Span,
         stage: Stage,
         out: &RowsMut<'_, f32>,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, k, None, keys, stage);
+            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, stage);
             let Some((seen, _)) = scores else { return };
             let mut factor = [isa.splat_f32s(1.0); NQ];
             if stage == Stage::Weights {

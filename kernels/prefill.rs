@@ -23,7 +23,7 @@
 
 use core::ops::Range;
 
-use crate::block::{Action, Block, Buffers, Stack};
+use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::call::{RowsMut, Task};
 use crate::isa::Isa;
 use crate::level::Op;
@@ -114,12 +114,12 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                 for keys in key_blocks(visible.clone()) {
                     let k = source(isa, &call.k, &stack, &keys, copy_k.then_some(kc.as_mut_ptr()));
                     let v = source(isa, &call.v, &stack, &keys, copy_v.then_some(vc.as_mut_ptr()));
+                    // The first block of rows finds K and V far away; it asks for what comes next.
+                    let ahead = !copy_k && !copy_v && keys.end + KEYS <= visible.end;
+                    let mut span = Span { keys, k, v, ahead };
                     for (x, block) in table.iter_mut().enumerate() {
-                        // The first block of rows finds K and V far away; it asks for what comes next.
-                        let ahead = x == 0 && !copy_k && !copy_v && keys.end + KEYS <= visible.end;
-                        let next = ahead.then(|| k.skip(keys.len()));
-                        let step = Action::Step { keys: keys.clone(), k, v, next };
-                        stack.act::<I, NQ, MR>(isa, block, buffers(x), step);
+                        stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Step(&span));
+                        span.ahead = false;
                     }
                 }
                 for (x, block) in table.iter_mut().enumerate() {

@@ -112,12 +112,11 @@ impl<'a, T> View<'a, T> {
     /// another size differs or the new sizes multiply beyond `isize`.
     pub fn broadcast(mut self, shape: [usize; 4]) -> Option<Self> {
         count(shape)?;
-        for axis in 0..4 {
-            if self.shape[axis] != shape[axis] {
-                if self.shape[axis] != 1 {
-                    return None;
-                }
-                (self.shape[axis], self.strides[axis]) = (shape[axis], 0);
+        for (axis, size) in shape.into_iter().enumerate() {
+            match self.shape[axis] {
+                n if n == size => {}
+                1 => (self.shape[axis], self.strides[axis]) = (size, 0),
+                _ => return None,
             }
         }
         Some(self)

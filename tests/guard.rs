@@ -1,9 +1,9 @@
 //! No kernel touches memory beside the caller's: every tensor ends, and then starts, at a page that traps.
 //!
-//! An out-of-bounds read of a vector kernel mostly hits other live memory and shows in no result. Here q, k, v,
-//! mask, bias, out and lse each lie against a page without access (`mmap` and `mprotect`: hence `unsafe` and
-//! `libc`, in this file alone), so a single byte too far ends the process with SIGSEGV. Which case it was, the
-//! last line of a run with `--nocapture` tells. Results are the same to the bit as on ordinary memory.
+//! An out-of-bounds read of a vector kernel mostly hits other live memory and shows in no result. Here q, k,
+//! v, mask, bias, out and lse each lie against a page without access (`mmap` and `mprotect`: hence `unsafe`
+//! and `libc`, in this file alone), so a single byte too far ends the process with SIGSEGV. Which case it
+//! was, the last line of a run with `--nocapture` tells. Results are the same to the bit as on ordinary memory.
 #![cfg(target_os = "linux")]
 
 use std::ptr::null_mut;

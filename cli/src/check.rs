@@ -1,5 +1,5 @@
-//! `headwise check`: random cases, each at every level, held against the reference and against each other, and
-//! computed again on several threads, which must not change a bit.
+//! `headwise check`: random cases, each at every level, held against the reference and against each other,
+//! and computed again on several threads, which must not change a bit.
 //!
 //! A case is its seed: what a failure prints replays it on any machine that has the level.
 

@@ -74,6 +74,17 @@ pub(crate) enum Stage {
     Weights,
 }
 
+impl From<Stage> for headwise::Stage {
+    fn from(stage: Stage) -> Self {
+        match stage {
+            Stage::Scaled => Self::Scaled,
+            Stage::Capped => Self::Capped,
+            Stage::Biased => Self::Biased,
+            Stage::Weights => Self::Weights,
+        }
+    }
+}
+
 /// More threads than any machine has cores are a slip of the pen, and the system may refuse them anyhow.
 pub(crate) const MAX_THREADS: usize = 1024;
 

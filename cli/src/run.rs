@@ -112,8 +112,8 @@ pub enum RunError {
     Attention(#[from] headwise::Error),
 }
 
-/// The reference holds four matrices of this many f64.
-const MAX_REFERENCE_PAIRS: usize = 1 << 27;
+/// The most scores held at once: the reference has four matrices of this many f64.
+const MAX_PAIRS: usize = 1 << 27;
 
 impl Args {
     /// Runs the command.
@@ -196,9 +196,6 @@ fn refuse(options: &Options) -> Result<(), RunError> {
     if options.stats {
         return Err(RunError::Unsupported("stats".into()));
     }
-    if options.scores.is_some() && !options.reference {
-        return Err(RunError::Options("scores need \"reference\": true for now".into()));
-    }
     match options.precision {
         Precision::Fast => Err(RunError::Options("precision: \"fast\" is not for F32 tensors".into())),
         Precision::Exact => Ok(()),
@@ -269,6 +266,13 @@ impl Problem<'_> {
         Ok(())
     }
 
+    /// `B * Hq * Lq * Lk`, where all of them are held at once.
+    fn pairs(&self, what: &'static str) -> Result<usize, RunError> {
+        let ([b, hq, lq, _], lk) = (self.q.shape(), self.k.shape()[2]);
+        let got = [b, hq, lq, lk].iter().fold(1usize, |n, &size| n.saturating_mul(size));
+        if got > MAX_PAIRS { Err(RunError::TooMuch { what, got, limit: MAX_PAIRS }) } else { Ok(got) }
+    }
+
     /// In the layout of the files.
     fn out_shape(&self) -> [usize; 4] {
         let ([b, hq, lq, _], dv) = (self.q.shape(), self.v.shape()[3]);
@@ -302,6 +306,13 @@ impl Problem<'_> {
             if options.lse {
                 tensors.push(("lse", Tensor { shape: q.shape()[..3].to_vec(), data: lse }));
             }
+            if let Some(stage) = options.scores {
+                let [b, hq, lq, _] = q.shape();
+                let shape = [b, hq, lq, k.shape()[2]];
+                let mut scores = vec![0.0; self.pairs("the number of scores")?];
+                attention.scores(stage.into(), q, k, 0..hq, 0..lq, &mut scores)?;
+                tensors.push(("scores", Tensor { shape: shape.to_vec(), data: scores }));
+            }
             Ok((tensors, plan, time))
         };
         match options.threads {
@@ -313,11 +324,7 @@ impl Problem<'_> {
     fn by_reference(&self, options: &Options) -> Result<Computed, RunError> {
         options.level()?; // no kernel runs, but a name that is none is still wrong
         let ([b, hq, lq, _], lk) = (self.q.shape(), self.k.shape()[2]);
-        let pairs = [b, hq, lq, lk].iter().fold(1usize, |n, &size| n.saturating_mul(size));
-        if pairs > MAX_REFERENCE_PAIRS {
-            let what = "the number of query-key pairs of the reference";
-            return Err(RunError::TooMuch { what, got: pairs, limit: MAX_REFERENCE_PAIRS });
-        }
+        self.pairs("the number of query-key pairs of the reference")?;
         let start = Instant::now();
         let reference = reference::attention(self.q, self.k, self.v, &self.terms)?;
         let time = start.elapsed();

@@ -145,8 +145,8 @@ fn a_masked_key_may_hold_nan() {
     gives(Attention::new().bias(compact(&[0.0, f32::NEG_INFINITY, 0.0], &[3])), q, k, v, &want);
 }
 
-/// The same kind: NaN and infinities in K and V, hidden by any rule, change no bit; visible, they reach the rows
-/// that see them and no others.
+/// The same kind: NaN and infinities in K and V, hidden by any rule, change nothing beyond rounding; visible, they
+/// reach the rows that see them and no others.
 #[test]
 fn hidden_keys_may_hold_anything() {
     let (l, s, d, dv) = (20, 150, 8, 3);
@@ -181,12 +181,15 @@ fn hidden_keys_may_hold_anything() {
                         (run(attention, level, q, k, v), run(attention, level, q, clean_k, clean_v));
                     for i in 0..l {
                         let what = format!("{level}, rule {rule}, key {bad}, row {i}, {in_k} and {in_v}");
-                        let row = |x: &Answer| (x.0[i * dv..][..dv].to_vec(), vec![x.1[i]]);
                         if sees(i) {
                             assert!(!got.0[i * dv + 2].is_finite(), "{what}");
-                        } else {
-                            same(what, &row(&got), &row(&want));
+                            continue;
                         }
+                        let row = |x: &Answer| {
+                            let out = x.0[i * dv..][..dv].iter().chain([&x.1[i]]);
+                            out.map(|&x| f64::from(x)).collect::<Vec<_>>()
+                        };
+                        near(&what, &row(&got), &row(&want), 1e-5);
                     }
                 }
             }

@@ -52,6 +52,28 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
 }
 
+/// The same kind: with three query heads on a key/value head the work is cut at other places for other numbers of
+/// threads, and NaN behind the causal edge has some rows computed once more.
+#[test]
+fn rows_computed_twice_do_not_depend_on_threads() {
+    let [h, l, d] = [3, 300, 32];
+    let (q, k) = (wave(0.37, 0.1, h * l * d), wave(0.23, 0.2, l * d));
+    let (q, k) = (bhld(&q, [1, h, l, d]), bhld(&k, [1, 1, l, d]));
+    for level in levels() {
+        for bad in (1..l).step_by(37) {
+            let mut v = wave(0.31, 0.3, l * d);
+            v[bad * d] = f32::NAN;
+            let v = bhld(&v, [1, 1, l, d]);
+            let want = run(Attention::new().causal().sequential(), level, q, k, v);
+            for threads in [2, 3, 8] {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let got = pool.install(|| run(Attention::new().causal(), level, q, k, v));
+                same(format!("{level}, {threads} threads, NaN in key {bad}"), &got, &want);
+            }
+        }
+    }
+}
+
 /// The plan says how many threads there are, so that the test above knows that it tests something.
 #[test]
 fn large_calls_are_shared() {

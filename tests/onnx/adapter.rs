@@ -99,7 +99,12 @@ impl Node {
         };
         let [b, hq, lq, _] = q.shape();
         let y = attend(by, q, k, v, &terms, self.q.as_ref().is_some_and(|q| q.shape.len() == 3));
-        Outputs { y, present_key, present_value, qk_matmul: Tensor { shape: vec![b, hq, lq, total], data: qk } }
+        Outputs {
+            y,
+            present_key,
+            present_value,
+            qk_matmul: Tensor { shape: vec![b, hq, lq, total], data: qk },
+        }
     }
 }
 

@@ -110,7 +110,6 @@ fn wrong_options_are_refused() {
         ),
         (r#"{"precision": "fast"}"#, "\"fast\" is not for F32 tensors"),
         (r#"{"precision": "quick"}"#, "precision: unknown variant `quick`"),
-        (r#"{"scores": "weights"}"#, "scores need \"reference\": true"),
         (r#"{"scores": "raw"}"#, "scores: unknown variant `raw`"),
         (r#"{"stats": true}"#, "stats is not supported yet"),
     ];

@@ -1,7 +1,8 @@
-//! Any file and any options: `headwise run` answers or refuses, and never panics, hangs or takes memory without end.
+//! Any file and any options: `headwise run` answers or refuses, and never panics, hangs or takes memory
+//! without end.
 //!
-//! An even first byte: the rest is a length, that many bytes of options, and the file, all as they are. An odd
-//! one: the rest is numbers from which a file and options are put together that are right but for a few slips.
+//! An even first byte: the rest is a length, that many bytes of options, and the file, all as they are. An
+//! odd one: the rest is numbers that a file and options are put together from, right but for a few slips.
 #![no_main]
 
 use std::fmt::Write;
