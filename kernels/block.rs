@@ -7,10 +7,9 @@ use core::ops::Range;
 
 use crate::Element;
 use crate::call::{Call, RowsMut, Stage};
-use crate::careful;
 use crate::extra::{self as added, Seen};
 use crate::isa::Isa;
-use crate::pack::{self, MAX_ROWS};
+use crate::pack::{self, MAX_ROWS, canonical};
 use crate::products::{Scores, Source, Values, divide, softmax};
 use crate::terms::{self, Rows};
 use crate::tile;
@@ -36,11 +35,13 @@ pub(crate) struct Block {
     pub fresh: bool,
     /// Pairs that were computed were hidden: NaN behind them may have leaked.
     pub hidden: bool,
+    /// Bit `i`: row `i` had hidden pairs and came out not finite.
+    pub leaked: u64,
 }
 
 impl Block {
     pub fn new(row: usize, count: usize) -> Self {
-        Self { row, count, fresh: true, hidden: false }
+        Self { row, count, fresh: true, hidden: false, leaked: 0 }
     }
 }
 
@@ -132,6 +133,16 @@ impl<T: Element> Stack<'_, T> {
     #[inline(always)]
     pub fn keys(&self, row: usize) -> Range<usize> {
         self.call.keys(self.b, self.token_of(row))
+    }
+
+    /// Whether a row sees a key, by every rule.
+    #[inline(always)]
+    pub fn sees(&self, row: usize, key: usize) -> bool {
+        let index = [self.b, self.heads[row % self.heads.len()], self.token_of(row), key];
+        let terms = &self.call.terms;
+        self.keys(row).contains(&key)
+            && terms.mask.is_none_or(|mask| mask.get(index) == Some(true))
+            && terms.bias.is_none_or(|bias| bias.get(index) != Some(f32::NEG_INFINITY))
     }
 
     /// Head and token of each lane of a block.
@@ -276,7 +287,7 @@ impl<T: Element> Stack<'_, T> {
         }
     }
 
-    /// Divides by the sums and writes the rows.
+    /// Divides by the sums and writes the rows; notes the rows that NaN may have leaked into.
     ///
     /// # Safety
     /// The buffers must hold blocks of `NQ` vectors; the rows of the block must be among those that `out` is the
@@ -285,7 +296,7 @@ impl<T: Element> Stack<'_, T> {
     unsafe fn end<I: Isa, const NQ: usize>(
         &self,
         isa: I,
-        block: &Block,
+        block: &mut Block,
         buffers: Buffers<I::f32s>,
         out: &RowsMut<'_, T>,
     ) {
@@ -315,57 +326,26 @@ impl<T: Element> Stack<'_, T> {
                 unsafe {
                     let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
                     let lse = lse.add(call.lse_index(self.b, rows.head[i], rows.token[i]));
-                    *lse = if l == 0.0 { f32::NEG_INFINITY } else { m + l.ln() };
+                    *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
                 }
             }
         }
         // SAFETY: rows of the task, Dv features each.
         unsafe {
             pack::unpack::<I, T, NQ>(isa, buffers.ot, factor, &place, block.count, out.strides[3], dv);
-            if block.hidden {
-                self.mend::<I, NQ>(isa, block, &rows, buffers.ot, out);
-            }
         }
-    }
-
-    /// Computes rows once more, pair by pair, that are not finite although, or because, pairs are hidden.
-    ///
-    /// # Safety
-    /// As for [`Stack::end`], which has written the rows.
-    #[inline(always)]
-    unsafe fn mend<I: Isa, const NQ: usize>(
-        &self,
-        isa: I,
-        block: &Block,
-        rows: &Rows,
-        ot: *mut I::f32s,
-        out: &RowsMut<'_, T>,
-    ) {
-        let dv = self.call.v.shape()[3];
-        let mut check = [isa.splat_f32s(0.0); NQ];
-        for c in 0..dv {
-            for (n, check) in check.iter_mut().enumerate() {
-                // SAFETY: `ot` holds Dv rows of NQ vectors. 0 * x is 0, or NaN where x is not finite.
-                *check = isa.mul_add_e_f32s(unsafe { *ot.add(c * NQ + n) }, isa.splat_f32s(0.0), *check);
+        if block.hidden {
+            let mut check = [zero; NQ];
+            for c in 0..dv {
+                for (n, check) in check.iter_mut().enumerate() {
+                    // SAFETY: `ot` holds Dv rows of NQ vectors. 0 * x is 0, or NaN where x is not finite.
+                    *check = isa.mul_add_e_f32s(unsafe { *buffers.ot.add(c * NQ + n) }, zero, *check);
+                }
             }
-        }
-        for i in 0..block.count {
-            // SAFETY: `check` has NQ * LANES >= count lanes; `ot` holds more than Dv f32 and is free by now; the
-            // row, and its LSE, are the task's.
-            unsafe {
-                if *check.as_ptr().cast::<f32>().add(i) == 0.0 {
-                    continue;
-                }
-                let (head, token) = (rows.head[i], rows.token[i]);
-                let acc = core::slice::from_raw_parts_mut(ot.cast::<f32>(), dv);
-                let lse = careful::row(self.call, self.b, head, token, acc);
-                let place = out.row(self.b, head, token);
-                for (c, x) in acc.iter().enumerate() {
-                    *place.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(*x);
-                }
-                if let Some(place) = out.lse {
-                    *place.add(self.call.lse_index(self.b, head, token)) = lse;
-                }
+            for i in 0..block.count {
+                // SAFETY: `check` has NQ * LANES >= count lanes.
+                let finite = unsafe { *check.as_ptr().cast::<f32>().add(i) } == 0.0;
+                block.leaked |= u64::from(!finite) << i;
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::isa::Isa;
 
 /// Smallest `x` with `exp(x)` a normal number; below it the result is exactly 0.
-pub(crate) const UNDERFLOW: f32 = -87.336_54;
+const UNDERFLOW: f32 = -87.336_54;
 
 /// `exp(x)` for `x <= 88`: within 2 ulp, exactly 0 below [`UNDERFLOW`] (-inf included), exactly 1 at 0, NaN for
 /// NaN.

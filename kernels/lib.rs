@@ -19,12 +19,10 @@
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
 //! | `exp.rs` | exp and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
-//! | `careful.rs` | one row at a time, where NaN or infinity lies behind hidden pairs |
 //! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
 
 mod block;
 mod call;
-mod careful;
 mod element;
 mod error;
 mod exp;

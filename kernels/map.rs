@@ -27,7 +27,7 @@ impl<T: Element> Op for Map<'_, '_, T> {
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let ScoresTask { call, b, hk, tokens, heads: wanted, stage, out } = self.task;
         let (d, lk) = (call.q.shape()[3], call.k.shape()[2]);
-        let (memory, heads) = self.scratch.parts();
+        let (memory, heads, _) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start);
         let empty = if stage == Stage::Weights { 0.0 } else { f32::NEG_INFINITY };
         heads.clear();

@@ -61,7 +61,13 @@ pub(crate) unsafe fn pack<I: Isa, T: Element, const NQ: usize>(
     }
 }
 
-/// Writes the output: `rows[i][c] = packed[c][i] * factor[i]` for the first `count` rows.
+/// NaN as the one NaN: which of several a sum returns is up to the order of its operands.
+#[inline(always)]
+pub(crate) fn canonical(x: f32) -> f32 {
+    if x.is_nan() { f32::NAN } else { x }
+}
+
+/// Writes the output: `rows[i][c] = packed[c][i] * factor[i]` for the first `count` rows, NaN as the one NaN.
 ///
 /// # Safety
 /// Each of the first `count` rows must be writable at `c * stride` for `c < dv`; `packed` must hold `dv * NQ`
@@ -84,19 +90,21 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
                 unsafe {
                     let x =
                         *packed.cast::<f32>().add(c * NQ * lanes + i) * *factor.as_ptr().cast::<f32>().add(i);
-                    *row.wrapping_offset(c as isize * stride) = T::from_f32(x);
+                    *row.wrapping_offset(c as isize * stride) = T::from_f32(canonical(x));
                 }
             }
         }
         return;
     }
+    let nan = isa.splat_f32s(f32::NAN);
     for (n, factor) in factor.into_iter().enumerate() {
         let rows = &rows[(n * lanes).min(count)..count.min((n + 1) * lanes)];
         for c in blocks(dv, lanes) {
             let mut square = isa.square();
             for (t, x) in square.as_mut().iter_mut().enumerate() {
                 // SAFETY: `c + t < dv`.
-                *x = isa.mul_f32s(unsafe { *packed.add((c + t) * NQ + n) }, factor);
+                let y = isa.mul_f32s(unsafe { *packed.add((c + t) * NQ + n) }, factor);
+                *x = isa.select_f32s(isa.equal_f32s(y, y), y, nan);
             }
             for (x, row) in isa.transpose(square).as_ref().iter().zip(rows) {
                 // SAFETY: `c + lanes <= dv`.

@@ -19,7 +19,9 @@
 //! over each block of keys before the next one, so K and V come from memory once for all of them.
 //!
 //! The bits of a row depend on where the key blocks lie (multiples of `KEYS`) and on nothing else: lanes do not
-//! mix, and a hidden pair adds an exact 0.
+//! mix, and a hidden pair adds an exact 0. But for NaN and infinities behind a hidden pair: `0 * NaN` is NaN. A row
+//! that had hidden pairs and came out not finite is computed once more by itself, with zeros for the values that it
+//! does not see: the same sums, the same bits, and only a NaN that it does see is left.
 
 use core::ops::Range;
 
@@ -57,7 +59,7 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let Task { call, b, hk, tokens, rows: out } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
-        let (memory, heads) = self.scratch.parts();
+        let (memory, heads, leaked) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start);
         heads.clear();
         for head in hk * call.group..(hk + 1) * call.group {
@@ -85,8 +87,8 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                 blocks * 2 * width,
                 KEYS * width,
                 if call.is_masked() { KEYS * width } else { 0 },
-                if copy_k { KEYS * d } else { 0 },
-                if copy_v { KEYS * dv } else { 0 },
+                KEYS * d,
+                KEYS * dv,
             ],
         );
         let mut buffers = |block: usize| Buffers::<I::f32s> {
@@ -97,8 +99,15 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
             extra: extra.as_mut_ptr().cast(),
         };
 
-        for first in (0..rows).step_by(blocks * width) {
-            let stop = rows.min(first + blocks * width);
+        let mut next = 0;
+        leaked.clear();
+        loop {
+            // The next rows, or one that has to be computed once more.
+            let (first, stop, again) = match leaked.pop() {
+                Some(row) => (row, row + 1, true),
+                None if next < rows => (next, rows.min(next + blocks * width), false),
+                None => break,
+            };
             let mut table = [Block::default(); BLOCKS];
             let table = &mut table[..(stop - first).div_ceil(width)];
             // The union of the rows' intervals of keys, cut at multiples of KEYS.
@@ -113,7 +122,12 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                 }
                 for keys in key_blocks(visible.clone()) {
                     let k = source(isa, &call.k, &stack, &keys, copy_k.then_some(kc.as_mut_ptr()));
-                    let v = source(isa, &call.v, &stack, &keys, copy_v.then_some(vc.as_mut_ptr()));
+                    let v = source(isa, &call.v, &stack, &keys, (copy_v || again).then_some(vc.as_mut_ptr()));
+                    if again {
+                        for key in keys.clone().filter(|&key| !stack.sees(first, key)) {
+                            vc[(key - keys.start) * dv..][..dv].fill(0.0);
+                        }
+                    }
                     // The first block of rows finds K and V far away; it asks for what comes next.
                     let ahead = !copy_k && !copy_v && keys.end + KEYS <= visible.end;
                     let mut span = Span { keys, k, v, ahead };
@@ -124,6 +138,14 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                 }
                 for (x, block) in table.iter_mut().enumerate() {
                     stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::End(&out));
+                }
+            }
+            if !again {
+                next = stop;
+                for block in table {
+                    leaked.extend(
+                        (0..block.count).filter(|i| block.leaked >> i & 1 == 1).map(|i| block.row + i),
+                    );
                 }
             }
         }

@@ -7,18 +7,20 @@ use aligned_vec::{AVec, ConstAlign};
 #[derive(Debug)]
 pub struct Scratch {
     memory: AVec<f32, ConstAlign<64>>,
-    pub(crate) heads: Vec<usize>,
+    heads: Vec<usize>,
+    rows: Vec<usize>,
 }
 
 impl Scratch {
     /// Empty scratch; it allocates when first used.
     pub fn new() -> Self {
-        Self { memory: AVec::new(64), heads: Vec::new() }
+        Self { memory: AVec::new(64), heads: Vec::new(), rows: Vec::new() }
     }
 
     /// Bytes held now.
     pub fn bytes(&self) -> usize {
-        size_of_val(self.memory.as_slice()) + self.heads.capacity() * size_of::<usize>()
+        let lists = self.heads.capacity() + self.rows.capacity();
+        size_of_val(self.memory.as_slice()) + lists * size_of::<usize>()
     }
 
     /// Disjoint buffers of at least the given numbers of f32, each on a cache line of its own.
@@ -37,8 +39,9 @@ impl Scratch {
         })
     }
 
-    pub(crate) fn parts(&mut self) -> (&mut Memory, &mut Vec<usize>) {
-        (&mut self.memory, &mut self.heads)
+    /// The memory, and two lists: of heads and of rows.
+    pub(crate) fn parts(&mut self) -> (&mut Memory, &mut Vec<usize>, &mut Vec<usize>) {
+        (&mut self.memory, &mut self.heads, &mut self.rows)
     }
 }
 

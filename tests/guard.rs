@@ -3,7 +3,8 @@
 //! An out-of-bounds read of a vector kernel mostly hits other live memory and shows in no result. Here q, k,
 //! v, mask, bias, out and lse each lie against a page without access (`mmap` and `mprotect`: hence `unsafe`
 //! and `libc`, in this file alone), so a single byte too far ends the process with SIGSEGV. Which case it
-//! was, the last line of a run with `--nocapture` tells. Results are the same to the bit as on ordinary memory.
+//! was, the last line of a run with `--nocapture` tells. Results are the same to the bit as on ordinary
+//! memory.
 #![cfg(target_os = "linux")]
 
 use std::ptr::null_mut;
@@ -100,7 +101,8 @@ impl Case {
     fn new(i: usize, [lq, lk, d, dv]: [usize; 4]) -> Self {
         let bit = |n: u32| i >> n & 1 == 1;
         let (b, hk, group) = [(1, 1, 1), (2, 1, 1), (1, 1, 3), (1, 2, 2), (1, 1, 2)][i % 5];
-        let (tokens_first, causal, mask, bias, shared) = (bit(0), bit(1), bit(2), bit(3), i % 3 == 0);
+        let (tokens_first, causal, mask, bias, shared) =
+            (bit(0), bit(1), bit(2), bit(3), i.is_multiple_of(3));
         Self { b, hk, group, lq, lk, d, dv, tokens_first, causal, mask, bias, shared }
     }
 

@@ -18,7 +18,7 @@ type Answer = (Vec<f32>, Vec<f32>);
 
 fn config() -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(64);
-    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
+    ProptestConfig { failure_persistence: None, max_shrink_time: 5_000, ..ProptestConfig::with_cases(cases) }
 }
 
 /// A case, shown as the numbers it was drawn from.
