@@ -65,6 +65,9 @@ pub enum Stage {
     Weights,
 }
 
+/// What an exp costs, in multiply-adds.
+const EXP: usize = 16;
+
 /// One checked attention problem.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a, T> {
@@ -143,7 +146,8 @@ impl<'a, T: Element> Call<'a, T> {
         self.group
     }
 
-    /// Multiply-adds, about, of the whole call: `D + Dv` for every pair that causal, window and lengths leave.
+    /// Multiply-adds, about, of the whole call: `D + Dv`, and an exp, for every pair that causal, window and
+    /// lengths leave.
     pub fn work(&self) -> usize {
         let [b, hq, lq, d] = self.q.shape();
         if hq == 0 || lq == 0 {
@@ -151,7 +155,8 @@ impl<'a, T: Element> Call<'a, T> {
         }
         let pairs = |b| self.pairs(b, 0, self.q_len(b));
         let pairs = (0..b).map(pairs).fold(0, usize::saturating_add);
-        pairs.saturating_mul(hq).saturating_mul(d.saturating_add(self.v.shape()[3]))
+        let each = d.saturating_add(self.v.shape()[3]).saturating_add(EXP);
+        pairs.saturating_mul(hq).saturating_mul(each)
     }
 
     /// Visible pairs of queries `start..end`, taking their number to grow evenly from the first to the last.

@@ -11,8 +11,8 @@ fn zeros(shape: [usize; 4]) -> View<'static, f32> {
     View::bhld(&ZEROS[..shape.iter().product()], shape).expect("few")
 }
 
-/// Runs attention with q, k and v of the given shapes; whatever it says, `plan`, `run_with_lse` and the reference
-/// must say the same, and the output must not have been touched.
+/// Runs attention with q, k and v of the given shapes; whatever it says, `plan`, `run_with_lse` and the
+/// reference must say the same, and the output must not have been touched.
 #[track_caller]
 fn refused(attention: Attention<'static>, [q, k, v]: [[usize; 4]; 3], want: Error, message: &str) {
     let [q, k, v] = [q, k, v].map(zeros);

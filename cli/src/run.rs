@@ -113,7 +113,7 @@ pub enum RunError {
 }
 
 /// The most scores held at once: the reference has four matrices of this many f64.
-const MAX_PAIRS: usize = 1 << 27;
+const MAX_PAIRS: usize = 1 << 24;
 
 impl Args {
     /// Runs the command.

@@ -24,8 +24,8 @@ fn a_row_that_a_mask_hides_entirely_is_zero() {
     }
 }
 
-/// The same kind: whatever hides all keys of every third row, alone or together with other rules, leaves zeros
-/// and an LSE of -inf (the sink, where there is one) there and the right numbers in the rows between.
+/// The same kind: whatever hides all keys of every third row, alone or together with other rules, leaves
+/// zeros and an LSE of -inf (the sink, where there is one) there and the right numbers in the rows between.
 #[test]
 fn a_row_that_anything_hides_entirely_is_zero() {
     for (l, s) in [(1, 1), (3, 4), (17, 130), (35, 65), (70, 300)] {
@@ -72,8 +72,8 @@ fn a_row_that_anything_hides_entirely_is_zero() {
     }
 }
 
-/// flashinfer-ai/flashinfer #4267: the running maximum started at a finite number, so that rows whose scores all
-/// lay below it came out as zeros.
+/// flashinfer-ai/flashinfer #4267: the running maximum started at a finite number, so that rows whose scores
+/// all lay below it came out as zeros.
 #[test]
 fn scores_of_any_size_make_the_same_weights() {
     let v = [1.0, 0.0, 0.0, 1.0, 2.0, 2.0];
@@ -90,7 +90,8 @@ fn scores_of_any_size_make_the_same_weights() {
     }
 }
 
-/// Dao-AILab/flash-attention #1745: cache places behind the valid length held NaN, and 0 * NaN reached the output.
+/// Dao-AILab/flash-attention #1745: cache places behind the valid length held NaN, and 0 * NaN reached the
+/// output.
 #[test]
 fn what_lies_behind_the_valid_length_is_not_read() {
     let q = wave(0.7, 0.2, 3);
@@ -105,7 +106,8 @@ fn what_lies_behind_the_valid_length_is_not_read() {
     gives(Attention::new().kv_lens(&[0]), q, nan, nan, &[0.0; 3]);
 }
 
-/// The same kind: any length of any cache, one a batch entry, is the same to the bit as a cache of that length.
+/// The same kind: any length of any cache, one a batch entry, is the same to the bit as a cache of that
+/// length.
 #[test]
 fn a_valid_length_is_like_a_shorter_cache() {
     let (d, dv, l) = (7, 5, 3);
@@ -145,8 +147,8 @@ fn a_masked_key_may_hold_nan() {
     gives(Attention::new().bias(compact(&[0.0, f32::NEG_INFINITY, 0.0], &[3])), q, k, v, &want);
 }
 
-/// The same kind: NaN and infinities in K and V, hidden by any rule, change nothing beyond rounding; visible, they
-/// reach the rows that see them and no others.
+/// The same kind: NaN and infinities in K and V, hidden by any rule, change nothing beyond rounding; visible,
+/// they reach the rows that see them and no others.
 #[test]
 fn hidden_keys_may_hold_anything() {
     let (l, s, d, dv) = (20, 150, 8, 3);

@@ -17,8 +17,8 @@ fn the_innermost_axis_may_have_a_stride() {
     gives(Attention::new(), q, bhld(&k, [1, 1, 3, 3]), bhld(&v, [1, 1, 3, 3]), want.as_flattened());
 }
 
-/// A copy of a tensor whose axes lie in memory in the order given, the last innermost, `pad` elements apart and
-/// the axes of `reversed` backwards: data, offset, strides.
+/// A copy of a tensor whose axes lie in memory in the order given, the last innermost, `pad` elements apart
+/// and the axes of `reversed` backwards: data, offset, strides.
 fn laid_out<T: Copy>(
     x: View<'_, T>,
     order: [usize; 4],
@@ -50,8 +50,8 @@ fn orders() -> impl Iterator<Item = [usize; 4]> {
         .filter(|order| (0..4).all(|x| order.contains(&x)))
 }
 
-/// The same kind: Q, K, V, mask, bias and output in every order of the axes, with gaps and backwards, and NaN in
-/// the gaps: the same bits as compact ones, and nothing written between.
+/// The same kind: Q, K, V, mask, bias and output in every order of the axes, with gaps and backwards, and NaN
+/// in the gaps: the same bits as compact ones, and nothing written between.
 #[test]
 fn every_order_of_the_axes() {
     let [b, hq, hk, l, s, d, dv] = [2, 4, 2, 9, 35, 6, 5];
@@ -96,8 +96,8 @@ fn elements<T: Element>(x: View<'_, T>) -> Vec<T> {
     (0..b * h * l * d).map(|at| x.get(index(at)).unwrap()).collect()
 }
 
-/// BobMcDear/attorch #14: row numbers were made by dividing strides, so that in a token-major layout every head
-/// became the first one, and threads wrote over each other.
+/// BobMcDear/attorch #14: row numbers were made by dividing strides, so that in a token-major layout every
+/// head became the first one, and threads wrote over each other.
 #[test]
 fn tokens_may_lie_outside_the_heads() {
     let [b, l, h, d] = [2, 3, 3, 4];

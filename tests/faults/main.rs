@@ -1,8 +1,8 @@
 //! Faults that users of other attention implementations have met, each with its whole kind.
 //!
-//! Every test names the public report and tells the fault in our words; the inputs and the expected numbers are
-//! ours, from a float64 evaluation or in closed form. All run at every level of this machine, and the reference
-//! has to give the same numbers.
+//! Every test names the public report and tells the fault in our words; the inputs and the expected numbers
+//! are ours, from a float64 evaluation or in closed form. All run at every level of this machine, and the
+//! reference has to give the same numbers.
 //!
 //! Left to later, because what they are about is not here yet:
 //!
@@ -119,7 +119,8 @@ fn near(what: &str, got: &[f64], want: &[f64], relative: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     let largest = want.iter().filter(|x| x.is_finite()).fold(0.0, |m: f64, x| m.max(x.abs()));
     let limit = relative * largest;
-    let far = got.iter().zip(want).position(|(got, want)| got != want && !((got - want).abs() <= limit));
+    let close = |got: f64, want: f64| got == want || (got - want).abs() <= limit; // NaN never is
+    let far = got.iter().zip(want).position(|(&got, &want)| !close(got, want));
     if let Some(at) = far {
         panic!("{what}[{at}] is {:e}, not {:e}\n{got:?}\n{want:?}", got[at], want[at]);
     }
@@ -137,8 +138,8 @@ fn same(what: impl std::fmt::Display, got: &Answer, want: &Answer) {
     }
 }
 
-/// Keys `ln(s + 1)`, queries and scale such that the score is `ln(s + 1)`, values `s + d`: row `i` of the output
-/// is `2 (S - 1) / 3 + d` exactly, and any dropped, doubled or foreign lane shows.
+/// Keys `ln(s + 1)`, queries and scale such that the score is `ln(s + 1)`, values `s + d`: row `i` of the
+/// output is `2 (S - 1) / 3 + d` exactly, and any dropped, doubled or foreign lane shows.
 struct Ln {
     q: Vec<f32>,
     k: Vec<f32>,

@@ -23,7 +23,8 @@ fn masks_of_every_rank_broadcast() {
 }
 
 /// The same kind: each of the sixteen shapes, of masks and of biases and of both, gives the same bits as the
-/// mask written out in full. Each lies at the end of its allocation, where a loader that runs on would leave it.
+/// mask written out in full. Each lies at the end of its allocation, where a loader that runs on would leave
+/// it.
 #[test]
 fn a_broadcast_is_like_the_mask_in_full() {
     let [b, h, l, d, dv] = [2, 4, 9, 6, 3];

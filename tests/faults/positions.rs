@@ -51,8 +51,8 @@ fn positions_are_offsets() {
     }
 }
 
-/// huggingface/transformers #39408: a window of W keys went to a kernel whose left bound does not count the query
-/// itself, so that one more key was visible.
+/// huggingface/transformers #39408: a window of W keys went to a kernel whose left bound does not count the
+/// query itself, so that one more key was visible.
 #[test]
 fn a_left_bound_does_not_count_the_query_itself() {
     let causal = Attention::new().causal();
@@ -77,8 +77,8 @@ fn windows_and_masks_apply_together() {
     check(window.mask(compact(&without, &[4, 6])), [1.5, 2.0, 4.0, 4.5]);
 }
 
-/// trymirai/lalamo #200: with a cached prefix the window was measured from the row numbers of the call, so that
-/// one token at a time and several together saw different keys.
+/// trymirai/lalamo #200: with a cached prefix the window was measured from the row numbers of the call, so
+/// that one token at a time and several together saw different keys.
 #[test]
 fn windows_are_measured_from_the_position() {
     let attention = Attention::new().causal().window(Some(2), None);
@@ -90,8 +90,8 @@ fn windows_are_measured_from_the_position() {
     }
 }
 
-/// The kind of the three above: causal and windows of any size, at any position and with any valid length, give
-/// the same bits as the mask that says the same.
+/// The kind of the three above: causal and windows of any size, at any position and with any valid length,
+/// give the same bits as the mask that says the same.
 #[test]
 fn every_window_is_like_its_mask() {
     let (d, dv) = (5, 3);
@@ -151,8 +151,8 @@ fn slopes_are_subtracted_by_distance() {
     flat(Attention::new().bias(compact(&bias, &[6, 1, 3])), [1, 6, 1, 1, 3], &ramp(3), &want);
 }
 
-/// pytorch/pytorch #27461: the extra slot of zeros shifted the causal edge, and queries saw the future. The slot
-/// is a sink of logit 0, or a key of its own that a mask leaves visible.
+/// pytorch/pytorch #27461: the extra slot of zeros shifted the causal edge, and queries saw the future. The
+/// slot is a sink of logit 0, or a key of its own that a mask leaves visible.
 #[test]
 fn a_slot_of_zeros_does_not_move_the_causal_edge() {
     let want = [0.5, 1.0, 1.5];

@@ -100,8 +100,8 @@ fn the_bias_is_not_scaled() {
     }
 }
 
-/// Dao-AILab/flash-attention #2752: the sink stayed out of the running maximum; a large one made the LSE infinite,
-/// and one without any keys NaN.
+/// Dao-AILab/flash-attention #2752: the sink stayed out of the running maximum; a large one made the LSE
+/// infinite, and one without any keys NaN.
 #[test]
 fn sinks_take_part_in_the_maximum() {
     let (q, k, v) = ([1.0], [0.0, 1.0], [2.0, 6.0]);
@@ -126,7 +126,8 @@ fn sinks_take_part_in_the_maximum() {
     }
 }
 
-/// PaddlePaddle/Paddle #41933: the dot product overflowed before it was scaled. In f32: raw 5.76e38, scaled 7.2e37.
+/// PaddlePaddle/Paddle #41933: the dot product overflowed before it was scaled. In f32: raw 5.76e38, scaled
+/// 7.2e37.
 #[test]
 fn the_dot_product_may_overflow_if_the_score_does_not() {
     let (q, k, v) = ([3e18; 64], [3e18; 128], [0.0, 1.0]);

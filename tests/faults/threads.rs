@@ -16,7 +16,7 @@ fn means_over_many_keys_do_not_drift() {
         for attention in [Attention::new(), Attention::new().kv_lens(&seen)] {
             for level in levels() {
                 let out = run(attention, level, q, k, v).0[0];
-                assert!((out - 1.00390625).abs() <= 2e-6, "{level}, {s} keys: {out}");
+                assert!((f64::from(out) - 1.00390625).abs() <= 2e-6, "{level}, {s} keys: {out}");
             }
         }
     }
@@ -52,8 +52,8 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
 }
 
-/// The same kind: with three query heads on a key/value head the work is cut at other places for other numbers of
-/// threads, and NaN behind the causal edge has some rows computed once more.
+/// The same kind: with three query heads on a key/value head the work is cut at other places for other
+/// numbers of threads, and NaN behind the causal edge has some rows computed once more.
 #[test]
 fn rows_computed_twice_do_not_depend_on_threads() {
     let [h, l, d] = [3, 300, 32];

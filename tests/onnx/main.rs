@@ -1,7 +1,7 @@
 //! The published test cases of the ONNX `Attention` operator, at every level and by the reference.
 //!
-//! Each file of `tests/data/onnx` holds one node: its inputs, its expected outputs (`out.*`), and in the metadata
-//! its attributes and tolerances.
+//! Each file of `tests/data/onnx` holds one node: its inputs, its expected outputs (`out.*`), and in the
+//! metadata its attributes and tolerances.
 
 mod adapter;
 
