@@ -56,6 +56,11 @@ mod merge;
 mod plan;
 pub mod reference;
 
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use attention::Attention;
 pub use headwise_kernels::{Element, Error, Level, Position, Stage, Terms, View, ViewMut};
 pub use merge::{Partial, merge};
