@@ -362,7 +362,7 @@ impl<T: Element> Task<'_, T> {
     /// # Errors
     /// [`Error::LevelUnavailable`] if this processor does not have the level.
     pub fn run(self, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
-        level.dispatch(crate::prefill::Prefill { task: self, scratch })
+        T::attend(self, level, scratch)
     }
 
     /// Visible pairs times heads, about: what the run time is proportional to.
@@ -378,7 +378,7 @@ impl<T: Element> ScoresTask<'_, T> {
     /// # Errors
     /// [`Error::LevelUnavailable`] if this processor does not have the level.
     pub fn run(self, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
-        level.dispatch(crate::map::Map { task: self, scratch })
+        T::write_scores(self, level, scratch)
     }
 }
 

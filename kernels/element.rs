@@ -1,6 +1,10 @@
 //! Element types of Q, K, V and the output. A type is how it is loaded and stored; the arithmetic is f32.
 
+use crate::call::{ScoresTask, Task};
 use crate::isa::Isa;
+use crate::map::Map;
+use crate::prefill::Prefill;
+use crate::{Error, Level, Scratch};
 
 mod sealed {
     pub trait Sealed {}
@@ -18,6 +22,8 @@ pub trait Element: Copy + Default + Send + Sync + core::fmt::Debug + sealed::Sea
     fn from_f32(x: f32) -> Self;
 }
 
+/// What the kernels do with a type. The last two are where they are compiled: once for each type, in this crate,
+/// and not again in every crate that calls them.
 pub(crate) trait Lanes: Sized {
     /// Loads a vector.
     ///
@@ -31,6 +37,10 @@ pub(crate) trait Lanes: Sized {
     unsafe fn store<I: Isa>(isa: I, ptr: *mut Self, x: I::f32s);
     /// The memory itself as f32, for types that need no widening.
     fn in_place(ptr: *const Self) -> Option<*const f32>;
+    /// Computes a task.
+    fn attend(task: Task<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
+    /// Writes the scores of a task.
+    fn write_scores(task: ScoresTask<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
 }
 
 impl Element for f32 {
@@ -59,5 +69,13 @@ impl Lanes for f32 {
     #[inline(always)]
     fn in_place(ptr: *const f32) -> Option<*const f32> {
         Some(ptr)
+    }
+    #[inline(never)]
+    fn attend(task: Task<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+        level.dispatch(Prefill { task, scratch })
+    }
+    #[inline(never)]
+    fn write_scores(task: ScoresTask<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+        level.dispatch(Map { task, scratch })
     }
 }
