@@ -130,6 +130,12 @@ impl<'a, T: Element> Call<'a, T> {
         Ok(Self { q, k, v, terms, scale, group: hq.checked_div(hk).unwrap_or(0) })
     }
 
+    /// The number of query rows, `B * Hq * Lq`.
+    pub fn rows(&self) -> usize {
+        let [b, hq, lq, _] = self.q.shape();
+        count([b, hq, lq, 1]).unwrap_or(0) // it fits: `Call::new`
+    }
+
     /// `[B, Hq, Lq, Dv]`, the shape of the output.
     pub fn out_shape(&self) -> [usize; 4] {
         let [b, hq, lq, _] = self.q.shape();
@@ -225,15 +231,14 @@ impl<'a, T: Element> Call<'a, T> {
         lse: Option<&'o mut [f32]>,
         tokens: usize,
     ) -> Result<Vec<Task<'o, T>>, Error> {
-        let [b, hq, lq, _] = self.q.shape();
         expect("out", out.shape(), self.out_shape())?;
         if let Some(lse) = &lse {
-            length("lse", lse.len(), b * hq * lq)?; // `rows` fits: `Call::new`
+            length("lse", lse.len(), self.rows())?;
         }
         let (strides, ptr) = (out.strides(), out.as_mut_ptr());
         let lse = lse.map(|lse| lse.as_mut_ptr());
         let rows = RowsMut { ptr, strides, first: [0, 0], lse, _data: PhantomData };
-        let parts = self.parts(0..lq, tokens);
+        let parts = self.parts(0..self.q.shape()[2], tokens);
         Ok(parts.map(|(b, hk, tokens)| Task { call: self, b, hk, tokens, rows }).collect())
     }
 

@@ -32,8 +32,9 @@ pub fn attention<'a, T: Element>(
     terms: &Terms<'a>,
 ) -> Result<Reference, Error> {
     let call = Call::new(q, k, v, terms)?;
-    let ([b, hq, lq, d], [_, hk, lk, dv]) = (q.shape(), v.shape());
-    let (n, rows) = (b * hq * lq * lk, b * hq * lq);
+    let ([_, hq, lq, d], [_, hk, lk, dv]) = (q.shape(), v.shape());
+    let rows = call.rows();
+    let n = rows * lk;
     let [mut scaled, mut capped, mut biased, mut weights] =
         [f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0].map(|x| vec![x; n]);
     let (mut lse, mut out) = (vec![f64::NEG_INFINITY; rows], vec![0.0; rows * dv]);
