@@ -23,7 +23,7 @@ fn worst(
     let mut worst = (0.0, 0.0);
     for (x, y) in inputs.iter().zip(&outputs) {
         let error = ulp(*y, exact(*x as f64));
-        if !(error <= worst.0) {
+        if error > worst.0 || error.is_nan() {
             worst = (error, *x);
         }
     }
