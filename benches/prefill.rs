@@ -1,5 +1,6 @@
-//! The shapes of `headwise bench`, and what the tuning constants were chosen by, in criterion's statistics. One
-//! thread, the level of `HEADWISE_LEVEL` or the best of this machine. Each result is checked before it is timed.
+//! The shapes of `headwise bench`, and what the tuning constants were chosen by, in criterion's statistics.
+//! One thread, the level of `HEADWISE_LEVEL` or the best of this machine. Each result is checked before it is
+//! timed.
 //!
 //! `cargo bench --bench prefill -- classic` runs the shapes with that in their names.
 

@@ -1,4 +1,5 @@
-//! A block of query rows: packing it, its scores over some keys, one step of the online softmax, writing it out.
+//! A block of query rows: packing it, its scores over some keys, one step of the online softmax, writing it
+//! out.
 //!
 //! The rows of a key/value head are stacked token by token, the heads of the group inside: row `r` is token
 //! `r / heads`, head `r % heads`. A block of rows is then narrow in tokens, and causal edges are thin.
@@ -45,8 +46,8 @@ impl Block {
     }
 }
 
-/// The buffers of one block: packed queries, transposed output, maximum and sum; and, shared by all blocks, the
-/// transposed scores and what is added to them.
+/// The buffers of one block: packed queries, transposed output, maximum and sum; and, shared by all blocks,
+/// the transposed scores and what is added to them.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffers<V> {
     pub qt: *mut V,
@@ -77,6 +78,25 @@ pub(crate) struct Span {
     pub ahead: bool,
 }
 
+/// A call of [`Stack::act_at`].
+struct Act<'a, I: Isa, T, const N: usize, const MR: usize> {
+    isa: I,
+    stack: &'a Stack<'a, T>,
+    block: &'a mut Block,
+    buffers: Buffers<I::f32s>,
+    action: Action<'a, T>,
+}
+
+impl<I: Isa, T: Element, const N: usize, const MR: usize> pulp::WithSimd for Act<'_, I, T, N, MR> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        // SAFETY: made in `Stack::act`, whose caller answers for it.
+        unsafe { self.stack.act_at::<I, N, MR>(self.isa, self.block, self.buffers, self.action) };
+    }
+}
+
 impl<T: Element> Stack<'_, T> {
     /// Does it, with a tile no wider than the block needs.
     ///
@@ -91,15 +111,14 @@ impl<T: Element> Stack<'_, T> {
         buffers: Buffers<I::f32s>,
         action: Action<'_, T>,
     ) {
-        // SAFETY: the caller's.
-        unsafe {
-            if block.count <= I::F32_LANES {
-                self.act_at::<I, 1, MR>(isa, block, buffers, action);
-            } else if NQ > 2 && block.count <= 2 * I::F32_LANES {
-                self.act_at::<I, 2, MR>(isa, block, buffers, action);
-            } else {
-                self.act_at::<I, NQ, MR>(isa, block, buffers, action);
-            }
+        // One function for each width, in the instructions of the level: inlined at every call they would be
+        // many times the code.
+        if block.count <= I::F32_LANES {
+            isa.vectorize(Act::<I, T, 1, MR> { isa, stack: self, block, buffers, action });
+        } else if NQ > 2 && block.count <= 2 * I::F32_LANES {
+            isa.vectorize(Act::<I, T, 2, MR> { isa, stack: self, block, buffers, action });
+        } else {
+            isa.vectorize(Act::<I, T, NQ, MR> { isa, stack: self, block, buffers, action });
         }
     }
 
@@ -197,8 +216,8 @@ impl<T: Element> Stack<'_, T> {
         (seen, edge)
     }
 
-    /// Scores of the block over some keys, up to `stage`, hidden pairs as -inf: fills `st` and returns the keys it
-    /// holds and the maximum of each lane; `None` if nothing is visible.
+    /// Scores of the block over some keys, up to `stage`, hidden pairs as -inf: fills `st` and returns the
+    /// keys it holds and the maximum of each lane; `None` if nothing is visible.
     ///
     /// # Safety
     /// The buffers must hold blocks of `NQ` vectors; the span must hold the rows of its keys.
@@ -290,8 +309,8 @@ impl<T: Element> Stack<'_, T> {
     /// Divides by the sums and writes the rows; notes the rows that NaN may have leaked into.
     ///
     /// # Safety
-    /// The buffers must hold blocks of `NQ` vectors; the rows of the block must be among those that `out` is the
-    /// right to write.
+    /// The buffers must hold blocks of `NQ` vectors; the rows of the block must be among those that `out` is
+    /// the right to write.
     #[inline(always)]
     unsafe fn end<I: Isa, const NQ: usize>(
         &self,

@@ -1,5 +1,5 @@
-//! The door: a `Call` is one attention problem whose arguments have been checked, a `Task` the exclusive right
-//! to compute some of its output rows. What passes here is sound to compute with unsafe code.
+//! The door: a `Call` is one attention problem whose arguments have been checked, a `Task` the exclusive
+//! right to compute some of its output rows. What passes here is sound to compute with unsafe code.
 
 use core::marker::PhantomData;
 use core::ops::Range;
@@ -7,7 +7,8 @@ use core::ops::Range;
 use crate::view::count;
 use crate::{Element, Error, Level, Scratch, View, ViewMut};
 
-/// Where query `i` stands among the keys: `pos(i) = i + offset`. Causal, window and ALiBi all measure from it.
+/// Where query `i` stands among the keys: `pos(i) = i + offset`. Causal, window and ALiBi all measure from
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Position<'a> {
     /// Offset 0: the first query stands at the first key (PyTorch's `is_causal`, ONNX without a cache).
@@ -220,8 +221,8 @@ impl<'a, T: Element> Call<'a, T> {
     }
 
     /// Splits the work into tasks of up to `tokens` queries, each with all the query heads of one key/value
-    /// head, and hands every task the right to write its rows: `out` has the shape `[B, Hq, Lq, Dv]`, `lse` is
-    /// compact `[B, Hq, Lq]`. Results do not depend on the split.
+    /// head, and hands every task the right to write its rows: `out` has the shape `[B, Hq, Lq, Dv]`, `lse`
+    /// is compact `[B, Hq, Lq]`. Results do not depend on the split.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size.
@@ -242,12 +243,12 @@ impl<'a, T: Element> Call<'a, T> {
         Ok(parts.map(|(b, hk, tokens)| Task { call: self, b, hk, tokens, rows }).collect())
     }
 
-    /// As [`Call::split`], for the scores of some heads and queries: `out` is compact
-    /// `[B, heads.len(), queries.len(), Lk]`. Values are not read; the call must have been made with `Dv = 0`.
+    /// As [`Call::split`], for the scores of some heads and queries: `out` is compact `[B, heads.len(),
+    /// queries.len(), Lk]`. Values are not read; the call must have been made with `Dv = 0`.
     ///
     /// # Errors
-    /// [`Error::BeyondAxis`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has another
-    /// length, [`Error::Shape`] if `Dv` is not 0.
+    /// [`Error::BeyondAxis`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has
+    /// another length, [`Error::Shape`] if `Dv` is not 0.
     pub fn split_scores<'o>(
         &'o self,
         stage: Stage,
@@ -284,7 +285,8 @@ impl<'a, T: Element> Call<'a, T> {
         Ok(parts.filter_map(task).collect())
     }
 
-    /// All (batch entry, key/value head, up to `tokens` of the queries). None where there is no row to compute.
+    /// All (batch entry, key/value head, up to `tokens` of the queries). None where there is no row to
+    /// compute.
     fn parts(
         &self,
         queries: Range<usize>,
@@ -334,8 +336,8 @@ pub struct ScoresTask<'a, T> {
     pub(crate) out: RowsMut<'a, f32>,
 }
 
-/// Pointers to a whole output. Only the rows named by the owning task may be written through it: their places are
-/// disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
+/// Pointers to a whole output. Only the rows named by the owning task may be written through it: their places
+/// are disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowsMut<'a, T> {
     ptr: *mut T,
@@ -356,8 +358,8 @@ impl<T> RowsMut<'_, T> {
     }
 }
 
-// SAFETY: a task owns its rows alone (`Call::parts` makes each (batch, head, token) part of exactly one task, and
-// different rows are different places: `ViewMut`, or compact), so it may move to another thread.
+// SAFETY: a task owns its rows alone (`Call::parts` makes each (batch, head, token) part of exactly one task,
+// and different rows are different places: `ViewMut`, or compact), so it may move to another thread.
 unsafe impl<T: Element> Send for Task<'_, T> {}
 unsafe impl<T: Element> Send for ScoresTask<'_, T> {}
 

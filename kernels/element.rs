@@ -22,8 +22,8 @@ pub trait Element: Copy + Default + Send + Sync + core::fmt::Debug + sealed::Sea
     fn from_f32(x: f32) -> Self;
 }
 
-/// What the kernels do with a type. The last two are where they are compiled: once for each type, in this crate,
-/// and not again in every crate that calls them.
+/// What the kernels do with a type. The last two are where they are compiled: once for each type, in this
+/// crate, and not again in every crate that calls them.
 pub(crate) trait Lanes: Sized {
     /// Loads a vector.
     ///

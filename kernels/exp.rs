@@ -5,13 +5,14 @@ use crate::isa::Isa;
 /// Smallest `x` with `exp(x)` a normal number; below it the result is exactly 0.
 const UNDERFLOW: f32 = -87.336_54;
 
-/// `exp(x)` for `x <= 88`: within 2 ulp, exactly 0 below [`UNDERFLOW`] (-inf included), exactly 1 at 0, NaN for
-/// NaN.
+/// `exp(x)` for `x <= 88`: within 2 ulp, exactly 0 below [`UNDERFLOW`] (-inf included), exactly 1 at 0, NaN
+/// for NaN.
 ///
 /// `x = n ln 2 + r` with `n` the nearest integer, found by adding a number so large that the sum has no
-/// fraction; `ln 2` in two parts, of which the first has few enough bits for `n * LN2_HIGH` to be exact, so the
-/// reduction is as good without a fused multiply-add; `exp(r)` by a polynomial of degree 6 (minimax in ulp on
-/// `|r| <= ln 2 / 2`; degree 5 reaches 2.2 ulp without fused multiply-adds); `2^n` from the low bits of the sum.
+/// fraction; `ln 2` in two parts, of which the first has few enough bits for `n * LN2_HIGH` to be exact, so
+/// the reduction is as good without a fused multiply-add; `exp(r)` by a polynomial of degree 6 (minimax in
+/// ulp on `|r| <= ln 2 / 2`; degree 5 reaches 2.2 ulp without fused multiply-adds); `2^n` from the low bits
+/// of the sum.
 #[inline(always)]
 pub(crate) fn exp<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -37,8 +38,8 @@ pub(crate) fn exp<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
 
 /// `tanh(x)` for any `x`: within 3 ulp, 1 and -1 at the infinities, NaN for NaN.
 ///
-/// Small `x`: an odd polynomial (minimax on `|x| <= 0.55`). Else `1 - 2t / (1 + t)` with `t = exp(-2|x|)`, which
-/// cannot overflow.
+/// Small `x`: an odd polynomial (minimax on `|x| <= 0.55`). Else `1 - 2t / (1 + t)` with `t = exp(-2|x|)`,
+/// which cannot overflow.
 #[inline(always)]
 pub(crate) fn tanh<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     const SMALL: f32 = 0.55;

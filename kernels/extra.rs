@@ -1,8 +1,8 @@
-//! Bias and mask of a block of pairs, transposed to lie beside the scores: `extra[j][i]` is the bias of the pair,
-//! -inf where the mask hides it.
+//! Bias and mask of a block of pairs, transposed to lie beside the scores: `extra[j][i]` is the bias of the
+//! pair, -inf where the mask hides it.
 //!
-//! Neither is ever expanded. Rows that are all the same (a padding mask) are read once for the block; rows with
-//! their keys side by side go through registers; other strides element by element.
+//! Neither is ever expanded. Rows that are all the same (a padding mask) are read once for the block; rows
+//! with their keys side by side go through registers; other strides element by element.
 
 use core::ops::Range;
 
@@ -66,8 +66,8 @@ impl Extra for f32 {
     }
 }
 
-/// Writes `extra` for `keys` and says what is visible. Where nothing is to be added or hidden, or all is hidden,
-/// nothing is written.
+/// Writes `extra` for `keys` and says what is visible. Where nothing is to be added or hidden, or all is
+/// hidden, nothing is written.
 ///
 /// # Safety
 /// `extra` must hold `keys.len() * NQ` vectors.

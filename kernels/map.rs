@@ -1,5 +1,5 @@
-//! The attention map: the scores of some rows, at a stage of the formula, written out. One block of rows at a time,
-//! with the same tiles and terms as the fused kernel; weights take a first pass for maximum and sum.
+//! The attention map: the scores of some rows, at a stage of the formula, written out. One block of rows at a
+//! time, with the same tiles and terms as the fused kernel; weights take a first pass for maximum and sum.
 
 use core::ops::Range;
 
@@ -59,7 +59,8 @@ impl<T: Element> Op for Map<'_, '_, T> {
         for row in (0..rows).step_by(width) {
             let mut block = Block::new(row, width.min(rows - row));
             let visible = stack.keys(row).start..stack.keys(row + block.count - 1).end;
-            // SAFETY: the buffers were taken for these sizes, `keys` lies inside the axis, the rows are the task's.
+            // SAFETY: the buffers were taken for these sizes, `keys` lies inside the axis, the rows are the
+            // task's.
             unsafe {
                 stack.act::<I, NQ, MR>(isa, &mut block, buffers, Action::Begin);
                 let copy = if copy { Some(kc.as_mut_ptr()) } else { None };

@@ -1,8 +1,8 @@
 //! Transposes and copies between the caller's memory and scratch.
 //!
-//! Blocks of `LANES x LANES` go through registers. Where the features are not a multiple of `LANES` the last block
-//! overlaps the one before, so nothing outside a row is touched and there is no slow tail; rows shorter than a
-//! vector, or with an inner stride, go element by element.
+//! Blocks of `LANES x LANES` go through registers. Where the features are not a multiple of `LANES` the last
+//! block overlaps the one before, so nothing outside a row is touched and there is no slow tail; rows shorter
+//! than a vector, or with an inner stride, go element by element.
 
 use crate::Element;
 use crate::element::Lanes;

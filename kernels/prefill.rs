@@ -1,5 +1,5 @@
-//! The fused kernel for many queries. A vector lane is a query row, so that everything about a row (maximum, sum,
-//! rescaling) is lane-wise:
+//! The fused kernel for many queries. A vector lane is a query row, so that everything about a row (maximum,
+//! sum, rescaling) is lane-wise:
 //!
 //! ```text
 //! for each block of keys, for each block of query rows:
@@ -14,14 +14,15 @@
 //! (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3; Dao et al. 2022,
 //! "FlashAttention", algorithm 1.)
 //!
-//! Why it is fast: both products are the register tile of `tile.rs` at the multiply-add limit; K and V are read in
-//! place at any stride; only Q is packed, once; the score block stays in the nearest cache. Many query rows run
-//! over each block of keys before the next one, so K and V come from memory once for all of them.
+//! Why it is fast: both products are the register tile of `tile.rs` at the multiply-add limit; K and V are
+//! read in place at any stride; only Q is packed, once; the score block stays in the nearest cache. Many
+//! query rows run over each block of keys before the next one, so K and V come from memory once for all of
+//! them.
 //!
-//! The bits of a row depend on where the key blocks lie (multiples of `KEYS`) and on nothing else: lanes do not
-//! mix, and a hidden pair adds an exact 0. But for NaN and infinities behind a hidden pair: `0 * NaN` is NaN. A row
-//! that had hidden pairs and came out not finite is computed once more by itself, with zeros for the values that it
-//! does not see: the same sums, the same bits, and only a NaN that it does see is left.
+//! The bits of a row depend on where the key blocks lie (multiples of `KEYS`) and on nothing else: lanes do
+//! not mix, and a hidden pair adds an exact 0. But for NaN and infinities behind a hidden pair: `0 * NaN` is
+//! NaN. A row that had hidden pairs and came out not finite is computed once more by itself, with zeros for
+//! the values that it does not see: the same sums, the same bits, and only a NaN that it does see is left.
 
 use core::ops::Range;
 
@@ -112,8 +113,8 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
             let table = &mut table[..(stop - first).div_ceil(width)];
             // The union of the rows' intervals of keys, cut at multiples of KEYS.
             let visible = stack.keys(first).start..stack.keys(stop - 1).end;
-            // SAFETY: the buffers were taken for this many blocks of these sizes, every `keys` lies inside the
-            // axis, the copies have room for KEYS rows, and the rows are the task's.
+            // SAFETY: the buffers were taken for this many blocks of these sizes, every `keys` lies inside
+            // the axis, the copies have room for KEYS rows, and the rows are the task's.
             unsafe {
                 for (x, block) in table.iter_mut().enumerate() {
                     let row = first + x * width;
@@ -179,8 +180,8 @@ unsafe fn zero<T: Element>(dv: usize, out: &RowsMut<'_, T>, b: usize, head: usiz
     }
 }
 
-/// Whether blocks of K or V are copied to compact f32 first: where they must be, and where rows lie so far apart
-/// that they share cache sets and take a page each, and enough query rows use the copy.
+/// Whether blocks of K or V are copied to compact f32 first: where they must be, and where rows lie so far
+/// apart that they share cache sets and take a page each, and enough query rows use the copy.
 #[inline(always)]
 pub(crate) fn needs_copy<T: Element>(view: &View<'_, T>, blocks: usize) -> bool {
     let [_, _, row, feature] = view.strides();

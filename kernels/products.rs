@@ -95,8 +95,8 @@ impl<I: Isa, const NQ: usize> Tile for Values<I, NQ> {
     }
 }
 
-/// Turns scores into weights relative to the new maximum, in place; adds them to the sums; returns the factor for
-/// what was accumulated under the old maximum.
+/// Turns scores into weights relative to the new maximum, in place; adds them to the sums; returns the factor
+/// for what was accumulated under the old maximum.
 ///
 /// # Safety
 /// `st` must hold `n * NQ` vectors.
@@ -132,7 +132,8 @@ pub(crate) unsafe fn softmax<I: Isa, const NQ: usize>(
     correction
 }
 
-/// What to subtract before exp: the maximum, or 0 where nothing is visible yet (-inf - 0 is -inf, whose exp is 0).
+/// What to subtract before exp: the maximum, or 0 where nothing is visible yet (-inf - 0 is -inf, whose exp
+/// is 0).
 #[inline(always)]
 pub(crate) fn shift<I: Isa, const NQ: usize>(isa: I, mut max: [I::f32s; NQ]) -> [I::f32s; NQ] {
     let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);

@@ -1,6 +1,6 @@
-//! The terms between the scaled score and the softmax, on a block of transposed scores `st[j][i]`: cap, slopes,
-//! bias and mask (as `extra.rs` prepares them), visibility. Each is a pass of its own over a block that lies in the nearest cache; only blocks
-//! that need a pass pay for it.
+//! The terms between the scaled score and the softmax, on a block of transposed scores `st[j][i]`: cap,
+//! slopes, bias and mask (as `extra.rs` prepares them), visibility. Each is a pass of its own over a block
+//! that lies in the nearest cache; only blocks that need a pass pay for it.
 
 use core::ops::Range;
 
@@ -9,8 +9,8 @@ use crate::call::Call;
 use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
 
-/// The query rows of a block: head and token of each lane. Lanes past its rows repeat the last one, so that they
-/// compute something harmless.
+/// The query rows of a block: head and token of each lane. Lanes past its rows repeat the last one, so that
+/// they compute something harmless.
 pub(crate) struct Rows {
     pub head: [usize; MAX_ROWS],
     pub token: [usize; MAX_ROWS],
@@ -59,8 +59,8 @@ pub(crate) unsafe fn slopes<I: Isa, T: Element, const NQ: usize>(
     }
 }
 
-/// `st += extra` (or not, for scores of an earlier stage), and exactly -inf where `extra` is -inf, whatever `st`
-/// was. Returns the largest score of each lane.
+/// `st += extra` (or not, for scores of an earlier stage), and exactly -inf where `extra` is -inf, whatever
+/// `st` was. Returns the largest score of each lane.
 ///
 /// # Safety
 /// `st` and `extra` must hold `keys * NQ` vectors.

@@ -1,12 +1,12 @@
 //! The register tile, the one inner loop of everything:
 //!
 //! ```text
-//! acc[m][n] = sum over t of a(m, t) * b[t][n]        a: scalars in the caller's memory, b: vectors in scratch
+//! acc[m][n] = sum over t of a(m, t) * b[t][n]      a: scalars in the caller's memory, b: vectors in scratch
 //! ```
 //!
-//! Scores: `a` is K (m = key, t = feature), `b` the packed queries. Values: `a` is V (m = feature, t = key), `b`
-//! the weights. Every scalar is read once and broadcast into `NQ` multiply-adds, every vector into `M`; with
-//! `NQ * M` independent sums the multiply-add units never wait, and `a` may have any strides at no cost.
+//! Scores: `a` is K (m = key, t = feature), `b` the packed queries. Values: `a` is V (m = feature, t = key),
+//! `b` the weights. Every scalar is read once and broadcast into `NQ` multiply-adds, every vector into `M`;
+//! with `NQ * M` independent sums the multiply-add units never wait, and `a` may have any strides at no cost.
 
 use crate::isa::Isa;
 

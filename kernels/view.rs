@@ -36,7 +36,8 @@ pub struct ViewMut<'a, T> {
     _data: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `View` is a shared borrow of a slice and a `ViewMut` an exclusive one; they cross threads like those.
+// SAFETY: a `View` is a shared borrow of a slice and a `ViewMut` an exclusive one; they cross threads like
+// those.
 unsafe impl<T: Sync> Send for View<'_, T> {}
 unsafe impl<T: Sync> Sync for View<'_, T> {}
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}

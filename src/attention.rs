@@ -7,8 +7,8 @@ use headwise_kernels::{Call, Element, Error, Level, Position, Stage, Terms, View
 
 use crate::plan::{Plan, Threads};
 
-/// Attention with its options. [`Attention::new`] is plain `softmax(QKᵀ/√D)V`; every method adds one term of the
-/// formula at the [crate's top](crate) or says how to run it.
+/// Attention with its options. [`Attention::new`] is plain `softmax(QKᵀ/√D)V`; every method adds one term of
+/// the formula at the [crate's top](crate) or says how to run it.
 ///
 /// A key is visible to a query only if causal, window, lengths, mask and bias all let it be.
 ///
@@ -66,8 +66,8 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Hides the keys far from the query: only `pos(i) - left <= j <= pos(i) + right` is visible; `None` leaves
-    /// that side open. "The last W keys, self included" is `left = W - 1` with `right = 0`.
+    /// Hides the keys far from the query: only `pos(i) - left <= j <= pos(i) + right` is visible; `None`
+    /// leaves that side open. "The last W keys, self included" is `left = W - 1` with `right = 0`.
     pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
         (self.terms.left, self.terms.right) = (left, right);
         self
@@ -86,8 +86,8 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// A bias added to the scaled and capped scores, of any shape that broadcasts to `[B, Hq, Lq, Lk]`; `-inf`
-    /// hides the pair like the mask. It is read in place and never scaled.
+    /// A bias added to the scaled and capped scores, of any shape that broadcasts to `[B, Hq, Lq, Lk]`;
+    /// `-inf` hides the pair like the mask. It is read in place and never scaled.
     pub fn bias(mut self, bias: View<'a, f32>) -> Self {
         self.terms.bias = Some(bias);
         self
@@ -105,7 +105,7 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// ALiBi slopes (`[Hq]`): `slope * |pos(i) - j|` is subtracted from the scores.
+    /// ALiBi slopes (`[Hq]`): `slope * |pos(i) - j|` is subtracted from the scores. See [`alibi_slopes`].
     pub fn slopes(mut self, slopes: &'a [f32]) -> Self {
         self.terms.slopes = Some(slopes);
         self
@@ -124,15 +124,15 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Forces an instruction set. Without it the environment variable `HEADWISE_LEVEL` decides, and without that
-    /// the processor.
+    /// Forces an instruction set. Without it the environment variable `HEADWISE_LEVEL` decides, and without
+    /// that the processor.
     pub fn level(mut self, level: Level) -> Self {
         self.level = Some(level);
         self
     }
 
-    /// Computes on the calling thread alone. Without it the current rayon pool is used (the global one, or the
-    /// one whose `install` the call runs in); the result is the same to the bit.
+    /// Computes on the calling thread alone. Without it the current rayon pool is used (the global one, or
+    /// the one whose `install` the call runs in); the result is the same to the bit.
     pub fn sequential(mut self) -> Self {
         self.threads = Threads::Calling;
         self
@@ -169,9 +169,9 @@ impl<'a> Attention<'a> {
         self.compute(q, k, v, out, Some(lse))
     }
 
-    /// The attention map: the scores of query heads `heads` and queries `queries` against every key, up to `stage`
-    /// of the formula, into `out`, compact `[B, heads.len(), queries.len(), Lk]`. Hidden pairs, and rows behind
-    /// `q_lens` or behind a gate of 0, are -inf (weights: 0). Nothing else is materialised.
+    /// The attention map: the scores of query heads `heads` and queries `queries` against every key, up to
+    /// `stage` of the formula, into `out`, compact `[B, heads.len(), queries.len(), Lk]`. Hidden pairs, and
+    /// rows behind `q_lens` or behind a gate of 0, are -inf (weights: 0). Nothing else is materialised.
     ///
     /// ```
     /// use headwise::{Attention, Stage, View};
@@ -237,5 +237,23 @@ impl<'a> Attention<'a> {
                 .clone()?,
         };
         if level.is_available() { Ok(level) } else { Err(Error::LevelUnavailable { level }) }
+    }
+}
+
+/// The published ALiBi slopes for any number of query heads (Press, Smith and Lewis 2022, "Train Short, Test
+/// Long", section 3, and the rule of its code for other numbers): `2^(-8 i / n)` for `i = 1..=n` where `n` is a
+/// power of two; else those of the power of two below, then every second one of the power of two above.
+///
+/// ```
+/// assert_eq!(headwise::alibi_slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
+/// ```
+pub fn alibi_slopes(heads: usize) -> Vec<f32> {
+    let series = |n: usize| (1..=n).map(move |i| (-8.0 * i as f64 / n as f64).exp2() as f32);
+    match heads.checked_ilog2() {
+        None => Vec::new(),
+        Some(log) => {
+            let below = 1 << log;
+            series(below).chain(series(2 * below).step_by(2)).take(heads).collect()
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Fast and exact multi-head attention on CPUs.
 //!
 //! ```text
-//! s(i,j) = cap(scale * <q_i, k_j>) + bias(i,j) - slope * |pos(i) - j|        cap(x) = softcap * tanh(x / softcap)
+//! s(i,j) = cap(scale * <q_i, k_j>) + bias(i,j) - slope * |pos(i) - j|
+//! cap(x) = softcap * tanh(x / softcap), or x
 //! p(i,j) = exp(s(i,j) - lse(i))    over the visible keys j
 //! lse(i) = ln(sum over visible j of exp(s(i,j)) + exp(sink))
 //! out_i  = gate * sum over visible j of p(i,j) * v_j
@@ -34,7 +35,8 @@
 //!
 //! | name | meaning | shape |
 //! |---|---|---|
-//! | `q`, `k`, `v`, `out` | queries, keys, values, result | `[B, Hq, Lq, D]`, `[B, Hk, Lk, D]`, `[B, Hk, Lk, Dv]`, `[B, Hq, Lq, Dv]` |
+//! | `q`, `k` | queries, keys | `[B, Hq, Lq, D]`, `[B, Hk, Lk, D]` |
+//! | `v`, `out` | values, result | `[B, Hk, Lk, Dv]`, `[B, Hq, Lq, Dv]` |
 //! | `lse` | logarithm of the softmax denominator | `[B, Hq, Lq]` |
 //! | `b`, `hq`, `hk` | batch entries, query heads, key/value heads (`hq` is a multiple of `hk`) | |
 //! | `lq`, `lk`, `d`, `dv` | queries, keys, features of a query or key, features of a value | |
@@ -61,7 +63,7 @@ pub mod reference;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use attention::Attention;
+pub use attention::{Attention, alibi_slopes};
 pub use headwise_kernels::{Element, Error, Level, Position, Stage, Terms, View, ViewMut};
 pub use merge::{Partial, merge};
 pub use plan::Plan;

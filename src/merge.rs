@@ -15,8 +15,9 @@ pub struct Partial<'a> {
     pub lse: &'a [f32],
 }
 
-/// Joins results over disjoint parts of the keys into the result over all of them: `out` compact `[rows, Dv]`,
-/// `lse` one number a row. Rows that no part has seen become 0 and -inf. A sink belongs to one part only.
+/// Joins results over disjoint parts of the keys into the result over all of them: `out` compact `[rows,
+/// Dv]`, `lse` one number a row. Rows that no part has seen become 0 and -inf. A sink belongs to one part
+/// only.
 ///
 /// ```
 /// use headwise::{Partial, merge};

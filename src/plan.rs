@@ -1,8 +1,8 @@
 //! Splits a call into tasks and runs them; the only file that knows of threads.
 //!
 //! A task is up to `tokens` queries of all the query heads on one key/value head. Rows do not depend on each
-//! other and the keys are cut at fixed places, so neither the split nor the number of threads changes a bit of
-//! the result.
+//! other and the keys are cut at fixed places, so neither the split nor the number of threads changes a bit
+//! of the result.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -45,14 +45,15 @@ impl Plan {
         let [b, hq, lq, _] = call.out_shape();
         let (hk, full) = (call.kv_heads(), ROWS.div_ceil(call.group().max(1)));
         let nothing = b == 0 || hq == 0 || lq == 0;
-        let tasks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) }; // at most the rows, which fit
+        // At most as many as there are rows, whose number fits.
+        let tasks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) };
         let (threads, why_threads) = match threads {
             Threads::Calling => (1, "asked for"),
             Threads::Pool if call.work() < SEQUENTIAL => (1, "too little work to share"),
             Threads::Pool => (rayon::current_num_threads(), "the current rayon pool"),
         };
-        // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost more
-        // in re-reading K and V than the evenness is worth.
+        // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost
+        // more in re-reading K and V than the evenness is worth.
         let mut tokens = full;
         while threads > 1 && tokens > full.div_ceil(4) && tasks(tokens) < 4 * threads {
             tokens = tokens.div_ceil(2);
@@ -76,8 +77,8 @@ impl Plan {
     pub fn describe(&self) -> String {
         let Self { tile: [rows, columns], tokens, tasks, threads, why_threads, .. } = self;
         format!(
-            "{} prefill kernel, {rows} query rows x {columns} keys a tile, {tasks} tasks of up to {tokens} tokens \
-             on {threads} threads ({why_threads})",
+            "{} prefill kernel, {rows} query rows x {columns} keys a tile, {tasks} tasks of up to {tokens} \
+             tokens on {threads} threads ({why_threads})",
             self.kernel()
         )
     }

@@ -1,5 +1,5 @@
-//! Every pair of ragged lengths at every level, and the error budget: 2e-6 for inputs in [-1, 1], and never worse
-//! than twice a plain f32 softmax in three passes.
+//! Every pair of ragged lengths at every level, and the error budget: 2e-6 for inputs in [-1, 1], and never
+//! worse than twice a plain f32 softmax in three passes.
 
 use headwise::{Attention, Level, Position, Terms, View, ViewMut, reference};
 

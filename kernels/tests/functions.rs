@@ -9,8 +9,8 @@ fn ulp(got: f32, want: f64) -> f64 {
     (got as f64 - want).abs() / unit
 }
 
-/// Applies `f` to every `step`-th float of `range` (bit patterns, so magnitudes from `start` to `end`, both signs
-/// where `signed`) and returns the worst error in ulp and where.
+/// Applies `f` to every `step`-th float of `range` (bit patterns, so magnitudes from `start` to `end`, both
+/// signs where `signed`) and returns the worst error in ulp and where.
 fn worst(
     f: fn(Level, &mut [f32]) -> Result<(), headwise_kernels::Error>,
     exact: fn(f64) -> f64,
