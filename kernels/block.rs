@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use crate::Element;
 use crate::call::{Call, RowsMut, Stage};
-use crate::extra::{self as added, Seen};
+use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::pack::{self, MAX_ROWS, canonical};
 use crate::products::{Scores, Source, Values, divide, softmax};
@@ -230,7 +230,7 @@ impl<T: Element> Stack<'_, T> {
         buffers: Buffers<I::f32s>,
         span: &Span,
         stage: Stage,
-    ) -> Option<(Range<usize>, [I::f32s; NQ])> {
+    ) -> Option<(Range<usize>, [I::f32s; NQ], Option<Added>)> {
         let (call, b) = (self.call, self.b);
         let (seen, edge) = self.seen(block, &span.keys);
         if seen.is_empty() {
@@ -244,19 +244,23 @@ impl<T: Element> Stack<'_, T> {
 
         // SAFETY: `st` and `extra` have room for a block of keys, `qt` for D features; K is the caller's.
         unsafe {
-            let mut add = false;
+            let mut added = None;
             if call.is_masked() {
-                match added::fill::<I, T, NQ>(isa, call, b, &self.rows(block), extra, seen.clone()) {
+                let width = NQ * I::F32_LANES;
+                let both = Added::new(isa, call, b, &self.rows(block), &seen, width);
+                block.hidden |= both.seen != Seen::All;
+                match both.seen {
                     Seen::Nothing => return None,
-                    Seen::Some => (add, block.hidden) = (true, true),
+                    Seen::Some => added = Some(both),
                     Seen::All => {}
                 }
             }
-            let max = [isa.splat_f32s(f32::NEG_INFINITY); NQ];
-            let mut scores = Scores { isa, d: call.q.shape()[3], k, qt, st, max, next };
+            let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
+            let mut scores = Scores { isa, n, d, k, qt, st, max, next, added: added.as_ref() };
             tile::cover::<MR>(n, &mut scores);
-            if !(edge || add || terms.softcap.is_some() || terms.slopes.is_some()) {
-                return Some((seen, scores.max));
+            let max = scores.max;
+            if !(edge || added.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
+                return Some((seen, max, added));
             }
             if let (Some(cap), Stage::Capped | Stage::Biased | Stage::Weights) = (terms.softcap, stage) {
                 terms::cap(isa, st, n * NQ, cap);
@@ -269,12 +273,14 @@ impl<T: Element> Stack<'_, T> {
                 block.hidden = true;
                 terms::hide::<I, T, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
             }
-            let max = if add {
-                terms::add::<I, NQ>(isa, st, extra, n, logits)
-            } else {
-                terms::max::<I, NQ>(isa, st, n)
+            let max = match &added {
+                Some(added) => {
+                    let extra = if added.fill::<I, NQ>(isa, extra) { Some(extra.cast_const()) } else { None };
+                    terms::add::<I, NQ>(isa, st, extra, added.mask.as_ref(), n, logits)
+                }
+                None => terms::max::<I, NQ>(isa, st, n),
             };
-            Some((seen, max))
+            Some((seen, max, added))
         }
     }
 
@@ -293,7 +299,7 @@ impl<T: Element> Stack<'_, T> {
         // SAFETY: the caller's.
         unsafe {
             let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights);
-            let Some((seen, max)) = scores else {
+            let Some((seen, max, added)) = scores else {
                 return;
             };
             let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
@@ -301,8 +307,9 @@ impl<T: Element> Stack<'_, T> {
             let fresh = core::mem::replace(&mut block.fresh, false);
             let v = span.v.skip(seen.start - span.keys.start);
             let (st, ot) = (buffers.st, buffers.ot);
-            let mut values = Values { isa, n: seen.len(), v, st, ot, correction, fresh };
-            tile::cover::<MR>(self.call.v.shape()[3], &mut values);
+            let (n, dv, added) = (seen.len(), self.call.v.shape()[3], added.as_ref());
+            let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, added };
+            tile::cover::<MR>(dv, &mut values);
         }
     }
 

@@ -1,8 +1,8 @@
-//! Bias and mask of a block of pairs, transposed to lie beside the scores: `extra[j][i]` is the bias of the
-//! pair, -inf where the mask hides it.
+//! Bias and mask of a block of pairs, turned to lie beside the transposed scores.
 //!
-//! Neither is ever expanded. Rows that are all the same (a padding mask) are read once for the block; rows
-//! with their keys side by side go through registers; other strides element by element.
+//! Neither is ever expanded. The mask becomes a bit for each pair, 64 by 64 of them transposed as 64 words. The
+//! bias goes through registers where the keys of a row lie side by side, else element by element. Rows that
+//! are all the same (a padding mask) are read once.
 
 use core::ops::Range;
 
@@ -21,104 +21,95 @@ pub(crate) enum Seen {
     All,
 }
 
-/// An element of a mask or a bias.
-trait Extra: Copy {
-    /// Whether the pair is visible.
-    fn shows(self) -> bool;
-    /// What to add to its score.
-    fn value(self) -> f32;
-    /// `LANES` values.
-    ///
-    /// # Safety
-    /// `ptr` must be valid for reading `LANES` elements.
-    unsafe fn load<I: Isa>(isa: I, ptr: *const Self) -> I::f32s;
+/// Mask and bias of a block of pairs.
+pub(crate) struct Added {
+    /// Word `j` has bit `i` set where row `i` sees key `j`; `None` where the mask hides nothing.
+    pub mask: Option<[u64; 64]>,
+    bias: Option<Panel<f32>>,
+    /// `All`: nothing to add or hide.
+    pub seen: Seen,
 }
 
-impl Extra for bool {
+impl Added {
+    /// Looks at what the block leaves visible: at most 64 keys and `width` rows.
     #[inline(always)]
-    fn shows(self) -> bool {
-        self
+    pub fn new<I: Isa, T: Element>(
+        isa: I,
+        call: &Call<'_, T>,
+        b: usize,
+        rows: &Rows,
+        keys: &Range<usize>,
+        width: usize,
+    ) -> Self {
+        let (mut mask, mut bias, mut seen) = (None, None, Seen::All);
+        if let Some(view) = &call.terms.mask {
+            let mut words = [0; 64];
+            seen = Panel::new(view, b, rows, keys, width).bits(isa, &mut words);
+            if seen == Seen::Some {
+                transpose_bits(&mut words);
+                mask = Some(words);
+            }
+        }
+        if let (Some(view), true) = (&call.terms.bias, seen != Seen::Nothing) {
+            let panel = Panel::new(view, b, rows, keys, width);
+            // A look at one pair tells most blocks that hide nothing from those that hide all.
+            let hidden = panel.at(0, 0) == f32::NEG_INFINITY && panel.hides_all();
+            seen = if hidden { Seen::Nothing } else { Seen::Some };
+            bias = Some(panel);
+        }
+        Self { mask, bias, seen }
     }
-    #[inline(always)]
-    fn value(self) -> f32 {
-        if self { 0.0 } else { f32::NEG_INFINITY }
-    }
-    #[inline(always)]
-    unsafe fn load<I: Isa>(isa: I, ptr: *const bool) -> I::f32s {
-        // SAFETY: the caller's.
-        unsafe { isa.load_mask(ptr) }
-    }
-}
 
-impl Extra for f32 {
+    /// Asks for the bias of the rows `from..to` and the keys that come next.
     #[inline(always)]
-    fn shows(self) -> bool {
-        self != f32::NEG_INFINITY
-    }
-    #[inline(always)]
-    fn value(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    unsafe fn load<I: Isa>(isa: I, ptr: *const f32) -> I::f32s {
-        // SAFETY: the caller's.
-        unsafe { Lanes::load(isa, ptr) }
-    }
-}
-
-/// Writes `extra` for `keys` and says what is visible. Where nothing is to be added or hidden, or all is
-/// hidden, nothing is written.
-///
-/// # Safety
-/// `extra` must hold `keys.len() * NQ` vectors.
-#[inline(always)]
-pub(crate) unsafe fn fill<I: Isa, T: Element, const NQ: usize>(
-    isa: I,
-    call: &Call<'_, T>,
-    b: usize,
-    rows: &Rows,
-    extra: *mut I::f32s,
-    keys: Range<usize>,
-) -> Seen {
-    let width = NQ * I::F32_LANES;
-    let mask = match &call.terms.mask {
-        Some(mask) => Some(Panel::new(mask, b, rows, &keys, width)),
-        None => None,
-    };
-    let shown = match &mask {
-        Some(mask) => mask.seen(isa),
-        None => Seen::All,
-    };
-    if shown == Seen::Nothing || (shown == Seen::All && call.terms.bias.is_none()) {
-        return shown;
-    }
-    // SAFETY: the caller's.
-    unsafe {
-        match (&call.terms.bias, &mask) {
-            (Some(bias), mask) => {
-                let bias = Panel::new(bias, b, rows, &keys, width);
-                // A look at one pair tells most blocks that hide nothing from those that hide all.
-                if !bias.at(0, 0).shows() && bias.seen(isa) == Seen::Nothing {
-                    return Seen::Nothing;
-                }
-                bias.transpose::<I, NQ>(isa, extra);
-                match mask {
-                    Some(mask) if shown == Seen::Some => mask.hide(extra.cast()),
-                    _ => {}
+    pub fn prefetch<I: Isa>(&self, isa: I, from: usize, to: usize) {
+        const LINE: usize = 64 / size_of::<f32>();
+        if let Some(bias) = &self.bias {
+            for row in &bias.row[from.min(bias.rows)..to.min(bias.rows)] {
+                for j in (bias.keys..2 * bias.keys).step_by(LINE) {
+                    isa.prefetch(row.wrapping_offset(j as isize * bias.key));
                 }
             }
-            (None, Some(mask)) => mask.transpose::<I, NQ>(isa, extra),
-            (None, None) => {}
         }
     }
-    Seen::Some
+
+    /// Writes the bias to `extra` and says whether there is one.
+    ///
+    /// # Safety
+    /// `extra` must hold as many vectors as the block of scores.
+    #[inline(always)]
+    pub unsafe fn fill<I: Isa, const NQ: usize>(&self, isa: I, extra: *mut I::f32s) -> bool {
+        if let Some(bias) = &self.bias {
+            // SAFETY: the caller's.
+            unsafe { bias.transpose::<I, NQ>(isa, extra) };
+        }
+        self.bias.is_some()
+    }
+}
+
+/// Exchanges rows and columns of 64 x 64 bits (Warren, "Hacker's Delight", section 7-3).
+#[inline(always)]
+fn transpose_bits(words: &mut [u64; 64]) {
+    let (mut size, mut low) = (32, u64::MAX >> 32);
+    while size > 0 {
+        for half in words.chunks_exact_mut(2 * size) {
+            let (upper, lower) = half.split_at_mut(size);
+            for (a, b) in upper.iter_mut().zip(lower) {
+                let swap = (*a >> size ^ *b) & low;
+                *a ^= swap << size;
+                *b ^= swap;
+            }
+        }
+        size /= 2;
+        low ^= low << size;
+    }
 }
 
 /// The rows of a mask or bias for a block of pairs.
 struct Panel<E> {
     /// First key of each row.
     row: [*const E; MAX_ROWS],
-    /// Rows that differ: all lanes, or one where they are all the same.
+    /// Rows that differ: all of them, or one where they are all the same.
     rows: usize,
     width: usize,
     /// Stride and number of the keys.
@@ -126,7 +117,7 @@ struct Panel<E> {
     keys: usize,
 }
 
-impl<E: Extra> Panel<E> {
+impl<E: Copy> Panel<E> {
     #[inline(always)]
     fn new(view: &View<'_, E>, b: usize, rows: &Rows, keys: &Range<usize>, width: usize) -> Self {
         let [_, head, token, key] = view.strides();
@@ -138,7 +129,7 @@ impl<E: Extra> Panel<E> {
         Self { row, rows: differ, width, key, keys: keys.len() }
     }
 
-    /// The element of a lane and a key of the block.
+    /// The element of a row and a key of the block.
     #[inline(always)]
     fn at(&self, i: usize, j: usize) -> E {
         let row = self.row[if self.rows == 1 { 0 } else { i }];
@@ -146,32 +137,39 @@ impl<E: Extra> Panel<E> {
         // SAFETY: rows and keys lie inside the shape of the view that this was made from.
         unsafe { *row.wrapping_offset(j as isize * self.key) }
     }
+}
 
+impl Panel<bool> {
+    /// Sets bit `j` of word `i` where row `i` sees key `j`.
     #[inline(always)]
-    fn seen<I: Isa>(&self, isa: I) -> Seen {
-        let (mut any, mut all) = (false, true);
-        for (i, row) in self.row[..self.rows].iter().enumerate() {
-            if self.key == 1 {
-                isa.prefetch(row.wrapping_add(self.keys).cast()); // the next block of keys
+    fn bits<I: Isa>(&self, isa: I, words: &mut [u64; 64]) -> Seen {
+        let (mut any, mut all) = (0, u64::MAX);
+        for (i, word) in words[..self.rows].iter_mut().enumerate() {
+            *word = if self.key == 1 {
+                isa.prefetch(self.row[i].wrapping_add(self.keys).cast()); // the keys that come next
                 // SAFETY: the keys of a row lie side by side inside the view.
-                for x in unsafe { core::slice::from_raw_parts(*row, self.keys) } {
-                    let shown = x.shows();
-                    any |= shown;
-                    all &= shown;
-                }
+                unsafe { isa.bits(self.row[i], self.keys) }
             } else {
-                for j in 0..self.keys {
-                    let shown = self.at(i, j).shows();
-                    any |= shown;
-                    all &= shown;
-                }
-            }
+                (0..self.keys).fold(0, |bits, j| bits | u64::from(self.at(i, j)) << j)
+            };
+            any |= *word;
+            all &= *word;
         }
-        match (any, all) {
-            (false, _) => Seen::Nothing,
-            (true, false) => Seen::Some,
-            (true, true) => Seen::All,
+        if self.rows == 1 {
+            *words = [words[0]; 64];
         }
+        match (any == 0, all == u64::MAX >> (64 - self.keys)) {
+            (true, _) => Seen::Nothing,
+            (false, false) => Seen::Some,
+            (false, true) => Seen::All,
+        }
+    }
+}
+
+impl Panel<f32> {
+    #[inline(always)]
+    fn hides_all(&self) -> bool {
+        (0..self.rows).all(|i| (0..self.keys).all(|j| self.at(i, j) == f32::NEG_INFINITY))
     }
 
     /// `extra[j][i] = row i, key j`.
@@ -185,9 +183,8 @@ impl<E: Extra> Panel<E> {
         unsafe {
             if self.rows == 1 {
                 for j in 0..n {
-                    let x = isa.splat_f32s(self.at(0, j).value());
                     for q in 0..NQ {
-                        *extra.add(j * NQ + q) = x;
+                        *extra.add(j * NQ + q) = isa.splat_f32s(self.at(0, j));
                     }
                 }
             } else if self.key == 1 && n >= lanes {
@@ -196,9 +193,7 @@ impl<E: Extra> Panel<E> {
                     loop {
                         let mut square = isa.square();
                         for (i, x) in square.as_mut().iter_mut().enumerate() {
-                            let ptr = self.row[q * lanes + i].wrapping_add(j);
-                            *x = E::load(isa, ptr);
-                            isa.prefetch(ptr.wrapping_add(n).cast()); // the next block of keys
+                            *x = Lanes::load(isa, self.row[q * lanes + i].wrapping_add(j));
                         }
                         for (t, x) in isa.transpose(square).as_ref().iter().enumerate() {
                             *extra.add((j + t) * NQ + q) = *x;
@@ -212,25 +207,25 @@ impl<E: Extra> Panel<E> {
             } else {
                 for i in 0..self.width {
                     for j in 0..n {
-                        *extra.cast::<f32>().add(j * self.width + i) = self.at(i, j).value();
+                        *extra.cast::<f32>().add(j * self.width + i) = self.at(i, j);
                     }
                 }
             }
         }
     }
+}
 
-    /// Hides pairs of a block that already holds something.
-    ///
-    /// # Safety
-    /// `extra` must hold `keys * width` f32.
-    #[inline(always)]
-    unsafe fn hide(&self, extra: *mut f32) {
-        for i in 0..self.width {
-            for j in 0..self.keys {
-                if !self.at(i, j).shows() {
-                    // SAFETY: the caller's.
-                    unsafe { *extra.add(j * self.width + i) = f32::NEG_INFINITY };
-                }
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn bits_are_transposed() {
+        let word = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(i as u32);
+        let words: [u64; 64] = core::array::from_fn(|i| word(i as u64 + 1));
+        let mut turned = words;
+        super::transpose_bits(&mut turned);
+        for i in 0..64 {
+            for j in 0..64 {
+                assert_eq!(words[i] >> j & 1, turned[j] >> i & 1);
             }
         }
     }

@@ -26,9 +26,16 @@ pub(crate) trait Isa: pulp::Simd {
     /// Asks for the cache line at `ptr`, which may be any address.
     fn prefetch(self, ptr: *const f32);
 
-    /// `LANES` booleans as 0 where true and -inf where false.
+    /// Bit `j` of the result is `*ptr.add(j)`, for `j < n <= 64`.
     ///
     /// # Safety
-    /// `ptr` must be valid for reading `LANES` booleans.
-    unsafe fn load_mask(self, ptr: *const bool) -> Self::f32s;
+    /// `ptr` must be valid for reading `n` booleans.
+    #[inline(always)]
+    unsafe fn bits(self, ptr: *const bool, n: usize) -> u64 {
+        // SAFETY: the caller's.
+        (0..n).fold(0, |bits, j| bits | u64::from(unsafe { *ptr.add(j) }) << j)
+    }
+
+    /// `x` where the lane's bit is 1, -inf where it is 0; bit 0 is lane 0's.
+    fn hide(self, x: Self::f32s, bits: u64) -> Self::f32s;
 }

@@ -113,7 +113,7 @@ impl<T: Element> Stack<'_, T> {
         // SAFETY: the caller's.
         unsafe {
             let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, stage);
-            let Some((seen, _)) = scores else { return };
+            let Some((seen, ..)) = scores else { return };
             let mut factor = [isa.splat_f32s(1.0); NQ];
             if stage == Stage::Weights {
                 let [m, l] = *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();

@@ -37,6 +37,7 @@ use crate::{Element, View};
 
 /// Keys in a block: see the bench `prefill` for what others cost.
 pub(crate) const KEYS: usize = 64;
+const _: () = assert!(KEYS <= 64, "a mask has a bit for each key of a block");
 
 /// Query rows that share a block of keys.
 const ROWS: usize = 256;

@@ -1,6 +1,7 @@
 //! The two products of attention as bodies of the register tile, and the online softmax between them.
 
 use crate::exp::exp;
+use crate::extra::Added;
 use crate::isa::Isa;
 use crate::tile::{self, Tile};
 
@@ -34,8 +35,9 @@ impl Source {
 }
 
 /// `st[j] = sum over c of k[j][c] * qt[c]`, and the maximum over j.
-pub(crate) struct Scores<I: Isa, const NQ: usize> {
+pub(crate) struct Scores<'a, I: Isa, const NQ: usize> {
     pub isa: I,
+    pub n: usize,
     pub d: usize,
     pub k: Source,
     pub qt: *const I::f32s,
@@ -43,15 +45,21 @@ pub(crate) struct Scores<I: Isa, const NQ: usize> {
     pub max: [I::f32s; NQ],
     /// Rows to ask for meanwhile, a few with each tile: the keys after these, and the values of these.
     pub next: Option<[Source; 2]>,
+    /// Half of what it adds next is asked for, too.
+    pub added: Option<&'a Added>,
 }
 
-impl<I: Isa, const NQ: usize> Tile for Scores<I, NQ> {
+impl<I: Isa, const NQ: usize> Tile for Scores<'_, I, NQ> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, j: usize) {
         let Self { isa, d, k, qt, st, .. } = *self;
         if let Some([k, v]) = self.next {
             k.prefetch(isa, j, M);
             v.prefetch(isa, j, M);
+        }
+        if let Some(added) = self.added {
+            let half = NQ * I::F32_LANES / 2;
+            added.prefetch(isa, j * half / self.n, (j + M) * half / self.n);
         }
         // SAFETY: made with D readable features for each key, and room in `st`.
         unsafe {
@@ -67,21 +75,28 @@ impl<I: Isa, const NQ: usize> Tile for Scores<I, NQ> {
 }
 
 /// `ot[c] = ot[c] * correction + sum over j of v[j][c] * st[j]`.
-pub(crate) struct Values<I: Isa, const NQ: usize> {
+pub(crate) struct Values<'a, I: Isa, const NQ: usize> {
     pub isa: I,
     pub n: usize,
+    pub dv: usize,
     pub v: Source,
     pub st: *const I::f32s,
     pub ot: *mut I::f32s,
     pub correction: [I::f32s; NQ],
     /// `ot` holds nothing yet.
     pub fresh: bool,
+    /// The other half of what is added next.
+    pub added: Option<&'a Added>,
 }
 
-impl<I: Isa, const NQ: usize> Tile for Values<I, NQ> {
+impl<I: Isa, const NQ: usize> Tile for Values<'_, I, NQ> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, c: usize) {
-        let Self { isa, n, v, st, ot, correction, fresh } = *self;
+        let Self { isa, n, v, st, ot, correction, fresh, .. } = *self;
+        if let Some(added) = self.added {
+            let half = NQ * I::F32_LANES / 2;
+            added.prefetch(isa, half + c * half / self.dv, half + (c + M) * half / self.dv);
+        }
         // SAFETY: made with `n` readable values, and room in `ot` for every feature.
         unsafe {
             let acc = tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st);

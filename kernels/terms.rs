@@ -59,8 +59,8 @@ pub(crate) unsafe fn slopes<I: Isa, T: Element, const NQ: usize>(
     }
 }
 
-/// `st += extra` (or not, for scores of an earlier stage), and exactly -inf where `extra` is -inf, whatever
-/// `st` was. Returns the largest score of each lane.
+/// `st += extra`, where it is given (for scores of an earlier stage only hiding), and exactly -inf where
+/// `extra` is -inf or the mask's bit is 0, whatever `st` was. Returns the largest score of each lane.
 ///
 /// # Safety
 /// `st` and `extra` must hold `keys * NQ` vectors.
@@ -68,7 +68,8 @@ pub(crate) unsafe fn slopes<I: Isa, T: Element, const NQ: usize>(
 pub(crate) unsafe fn add<I: Isa, const NQ: usize>(
     isa: I,
     st: *mut I::f32s,
-    extra: *const I::f32s,
+    extra: Option<*const I::f32s>,
+    mask: Option<&[u64; 64]>,
     keys: usize,
     sum: bool,
 ) -> [I::f32s; NQ] {
@@ -77,9 +78,16 @@ pub(crate) unsafe fn add<I: Isa, const NQ: usize>(
     for j in 0..keys {
         for (n, max) in max.iter_mut().enumerate() {
             // SAFETY: the caller's.
-            let (st, extra) = unsafe { (&mut *st.add(j * NQ + n), *extra.add(j * NQ + n)) };
-            let x = if sum { isa.add_f32s(*st, extra) } else { *st };
-            *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, x);
+            let st = unsafe { &mut *st.add(j * NQ + n) };
+            if let Some(extra) = extra {
+                // SAFETY: the caller's.
+                let extra = unsafe { *extra.add(j * NQ + n) };
+                let x = if sum { isa.add_f32s(*st, extra) } else { *st };
+                *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, x);
+            }
+            if let Some(mask) = mask {
+                *st = isa.hide(*st, mask[j] >> (n * I::F32_LANES));
+            }
             *max = isa.max_f32s(*st, *max);
         }
     }

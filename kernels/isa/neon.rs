@@ -52,10 +52,12 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
-    unsafe fn load_mask(self, ptr: *const bool) -> f32x4 {
-        // SAFETY: the caller's: four readable booleans.
-        let [a, b, c, d] = unsafe { *ptr.cast::<[bool; 4]>() };
-        let x = |seen: bool| if seen { 0.0 } else { f32::NEG_INFINITY };
-        f32x4(x(a), x(b), x(c), x(d))
+    fn hide(self, x: f32x4, bits: u64) -> f32x4 {
+        // SAFETY: `self` proves NEON.
+        unsafe {
+            let lane = vld1q_u32([1, 2, 4, 8].as_ptr());
+            let shown = vtstq_u32(vdupq_n_u32(bits as u32), lane);
+            p(vbslq_f32(shown, v(x), vdupq_n_f32(f32::NEG_INFINITY)))
+        }
     }
 }

@@ -19,8 +19,7 @@ impl Isa for pulp::Scalar {
     fn prefetch(self, _: *const f32) {}
 
     #[inline(always)]
-    unsafe fn load_mask(self, ptr: *const bool) -> f32 {
-        // SAFETY: the caller's.
-        if unsafe { *ptr } { 0.0 } else { f32::NEG_INFINITY }
+    fn hide(self, x: f32, bits: u64) -> f32 {
+        if bits & 1 == 1 { x } else { f32::NEG_INFINITY }
     }
 }

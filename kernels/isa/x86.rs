@@ -61,13 +61,28 @@ impl Isa for V3 {
     }
 
     #[inline(always)]
-    unsafe fn load_mask(self, ptr: *const bool) -> f32x8 {
-        // SAFETY: `self` proves AVX2; the caller's: 8 readable booleans.
+    unsafe fn bits(self, ptr: *const bool, n: usize) -> u64 {
+        // SAFETY: `self` proves AVX2; the caller's, for both halves where there are 64.
         unsafe {
-            let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(ptr.cast()));
-            let hidden = _mm256_cmpeq_epi32(wide, _mm256_setzero_si256());
+            if n < 64 {
+                return (0..n).fold(0, |bits, j| bits | u64::from(*ptr.add(j)) << j);
+            }
+            let half = |ptr: *const bool| {
+                let top_bits = _mm256_slli_epi16::<7>(_mm256_loadu_si256(ptr.cast()));
+                u64::from(_mm256_movemask_epi8(top_bits) as u32)
+            };
+            half(ptr) | half(ptr.add(32)) << 32
+        }
+    }
+
+    #[inline(always)]
+    fn hide(self, x: f32x8, bits: u64) -> f32x8 {
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            let lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let shown = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits as i32), lane), lane);
             let minus_inf = _mm256_set1_ps(f32::NEG_INFINITY);
-            cast(_mm256_and_ps(_mm256_castsi256_ps(hidden), minus_inf))
+            cast(_mm256_blendv_ps(minus_inf, cast(x), _mm256_castsi256_ps(shown)))
         }
     }
 }
@@ -130,12 +145,17 @@ impl Isa for V4 {
     }
 
     #[inline(always)]
-    unsafe fn load_mask(self, ptr: *const bool) -> f32x16 {
-        // SAFETY: `self` proves AVX-512 F; the caller's: 16 readable booleans.
+    unsafe fn bits(self, ptr: *const bool, n: usize) -> u64 {
+        // SAFETY: `self` proves AVX-512 BW; the caller's: a masked load touches its first `n` bytes only.
         unsafe {
-            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast()));
-            let hidden = _mm512_testn_epi32_mask(wide, wide);
-            cast(_mm512_maskz_mov_ps(hidden, _mm512_set1_ps(f32::NEG_INFINITY)))
+            let bytes = _mm512_maskz_loadu_epi8(u64::MAX >> (64 - n.clamp(1, 64)), ptr.cast());
+            _mm512_test_epi8_mask(bytes, bytes)
         }
+    }
+
+    #[inline(always)]
+    fn hide(self, x: f32x16, bits: u64) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { cast(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), bits as __mmask16, cast(x))) }
     }
 }
