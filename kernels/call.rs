@@ -247,7 +247,7 @@ impl<'a, T: Element> Call<'a, T> {
     /// queries.len(), Lk]`. Values are not read; the call must have been made with `Dv = 0`.
     ///
     /// # Errors
-    /// [`Error::BeyondAxis`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has
+    /// [`Error::Range`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has
     /// another length, [`Error::Shape`] if `Dv` is not 0.
     pub fn split_scores<'o>(
         &'o self,
@@ -260,15 +260,13 @@ impl<'a, T: Element> Call<'a, T> {
         let ([b, hq, lq, _], [_, hk, lk, _]) = (self.q.shape(), self.v.shape());
         expect("v", self.v.shape(), [b, hk, lk, 0])?;
         for (argument, range, axis) in [("heads", &heads, hq), ("queries", &queries, lq)] {
-            for (index, got) in [range.start, range.end].into_iter().enumerate() {
-                if got > axis || range.start > range.end {
-                    return Err(Error::BeyondAxis { argument, index, got, axis });
-                }
+            if range.start > range.end || range.end > axis {
+                return Err(Error::Range { argument, got: [range.start, range.end], axis });
             }
         }
         let shape = [b, heads.len(), queries.len(), lk];
         let len = count(shape).ok_or(Error::TooLarge { argument: "scores", shape })?;
-        length("scores", out.len(), len)?;
+        length("out", out.len(), len)?;
         let stride = |axes: &[usize]| axes.iter().product::<usize>() as isize;
         let strides = [stride(&shape[1..]), stride(&shape[2..]), stride(&shape[3..]), 1];
         let first = [heads.start, queries.start];

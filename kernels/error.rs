@@ -74,12 +74,21 @@ pub enum Error {
     },
     /// A valid length exceeds its axis.
     BeyondAxis {
-        /// `kv_lens`, `q_lens`, `rows` or `heads`.
+        /// `kv_lens` or `q_lens`.
         argument: &'static str,
         /// The entry at fault.
         index: usize,
         /// Its value.
         got: usize,
+        /// The size of the axis.
+        axis: usize,
+    },
+    /// A range of heads or queries that does not lie on its axis, or ends before it starts.
+    Range {
+        /// `heads` or `queries`.
+        argument: &'static str,
+        /// Its start and end.
+        got: [usize; 2],
         /// The size of the axis.
         axis: usize,
     },
@@ -138,6 +147,9 @@ impl fmt::Display for Error {
             }
             Error::BeyondAxis { argument, index, got, axis } => {
                 write!(f, "{argument}[{index}] is {got}, but the axis has {axis}")
+            }
+            Error::Range { argument, got: [start, end], axis } => {
+                write!(f, "{argument} {start}..{end} is not a range of an axis of {axis}")
             }
             Error::Value { argument, got, must } => write!(f, "{argument} is {got}, must be {must}"),
             Error::NoDefaultScale => {

@@ -184,7 +184,7 @@ impl<'a> Attention<'a> {
     /// ```
     ///
     /// # Errors
-    /// As [`Attention::run`]; [`Error::BeyondAxis`] if heads or queries reach beyond their axes;
+    /// As [`Attention::run`]; [`Error::Range`] if heads or queries reach beyond their axes;
     /// [`Error::Length`] if `out` does not have the size named above.
     pub fn scores<T: Element>(
         &self,

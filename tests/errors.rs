@@ -259,15 +259,15 @@ fn scores_that_do_not_fit() {
             }
         };
     let plain = Attention::new();
-    let length = |got, expected| Error::Length { argument: "scores", got, expected };
+    let length = |got, expected| Error::Length { argument: "out", got, expected };
     check(plain, 0..4, 0..3, 119, length(119, 120));
     check(plain, 1..4, 1..2, 120, length(120, 30));
     check(plain, 4..4, 0..3, 1, length(1, 0));
-    let beyond = |argument, index, got, axis| Error::BeyondAxis { argument, index, got, axis };
-    check(plain, 0..5, 0..3, 150, beyond("heads", 1, 5, 4));
-    check(plain, 5..5, 0..3, 0, beyond("heads", 0, 5, 4));
-    check(plain, 0..4, 1..4, 120, beyond("queries", 1, 4, 3));
-    assert_eq!(beyond("queries", 1, 4, 3).to_string(), "queries[1] is 4, but the axis has 3");
+    let beyond = |argument, got, axis| Error::Range { argument, got, axis };
+    check(plain, 0..5, 0..3, 150, beyond("heads", [0, 5], 4));
+    check(plain, 5..5, 0..3, 0, beyond("heads", [5, 5], 4));
+    check(plain, 0..4, 1..4, 120, beyond("queries", [1, 4], 3));
+    assert_eq!(beyond("queries", [1, 4], 3).to_string(), "queries 1..4 is not a range of an axis of 3");
     let must = "finite and above 0";
     check(plain.softcap(-1.0), 0..4, 0..3, 120, Error::Value { argument: "softcap", got: -1.0, must });
 }
