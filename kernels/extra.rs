@@ -223,9 +223,9 @@ mod tests {
         let words: [u64; 64] = core::array::from_fn(|i| word(i as u64 + 1));
         let mut turned = words;
         super::transpose_bits(&mut turned);
-        for i in 0..64 {
-            for j in 0..64 {
-                assert_eq!(words[i] >> j & 1, turned[j] >> i & 1);
+        for (i, word) in words.iter().enumerate() {
+            for (j, column) in turned.iter().enumerate() {
+                assert_eq!(word >> j & 1, column >> i & 1);
             }
         }
     }
