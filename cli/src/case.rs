@@ -288,8 +288,8 @@ impl Case {
     /// A score is off by rounding in proportion to the sum of |q||k|; a weight, relatively, by twice that.
     fn limits(&self, reference: &reference::Reference) -> Vec<Option<[f64; 2]>> {
         const EPS: f64 = f32::EPSILON as f64;
-        // For inputs uniform in [-1, 1], whose rounding errors cancel. Where elements are equal they do not: 80
-        // products of broadcast features err to one side, and a plain softmax in f32 exceeds it.
+        // For inputs uniform in [-1, 1], whose rounding errors cancel. Where elements are equal they do not:
+        // 80 products of broadcast features err to one side, and a plain softmax in f32 exceeds it.
         const BUDGET: f64 = 2e-6;
         let plain = self.scale.is_none() && self.bias.is_none() && self.slopes.is_none();
         let budgeted = self.independent && self.values == Values::Unit && plain;
