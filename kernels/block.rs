@@ -249,17 +249,17 @@ impl<T: Element> Stack<'_, T> {
                 let width = NQ * I::F32_LANES;
                 let both = Added::new(isa, call, b, &self.rows(block), &seen, width);
                 block.hidden |= both.seen != Seen::All;
-                match both.seen {
-                    Seen::Nothing => return None,
-                    Seen::Some => added = Some(both),
-                    Seen::All => {}
+                if both.seen == Seen::Nothing {
+                    return None;
                 }
+                added = Some(both);
             }
             let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
             let mut scores = Scores { isa, n, d, k, qt, st, max, next, added: added.as_ref() };
             tile::cover::<MR>(n, &mut scores);
             let max = scores.max;
-            if !(edge || added.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
+            let plus = added.as_ref().filter(|added| added.seen == Seen::Some);
+            if !(edge || plus.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
                 return Some((seen, max, added));
             }
             if let (Some(cap), Stage::Capped | Stage::Biased | Stage::Weights) = (terms.softcap, stage) {
@@ -273,7 +273,7 @@ impl<T: Element> Stack<'_, T> {
                 block.hidden = true;
                 terms::hide::<I, T, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
             }
-            let max = match &added {
+            let max = match plus {
                 Some(added) => {
                     let extra = if added.fill::<I, NQ>(isa, extra) { Some(extra.cast_const()) } else { None };
                     terms::add::<I, NQ>(isa, st, extra, added.mask.as_ref(), n, logits)

@@ -10,6 +10,7 @@ use crate::call::Call;
 use crate::element::Lanes;
 use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
+use crate::prefill::KEYS;
 use crate::terms::Rows;
 use crate::{Element, View};
 
@@ -25,6 +26,7 @@ pub(crate) enum Seen {
 pub(crate) struct Added {
     /// Word `j` has bit `i` set where row `i` sees key `j`; `None` where the mask hides nothing.
     pub mask: Option<[u64; 64]>,
+    flags: Option<Panel<bool>>,
     bias: Option<Panel<f32>>,
     /// `All`: nothing to add or hide.
     pub seen: Seen,
@@ -41,10 +43,12 @@ impl Added {
         keys: &Range<usize>,
         width: usize,
     ) -> Self {
-        let (mut mask, mut bias, mut seen) = (None, None, Seen::All);
+        let (mut mask, mut flags, mut bias, mut seen) = (None, None, None, Seen::All);
         if let Some(view) = &call.terms.mask {
             let mut words = [0; 64];
-            seen = Panel::new(view, b, rows, keys, width).bits(isa, &mut words);
+            let panel = Panel::new(view, b, rows, keys, width);
+            seen = panel.bits(isa, &mut words);
+            flags = Some(panel);
             if seen == Seen::Some {
                 transpose_bits(&mut words);
                 mask = Some(words);
@@ -57,19 +61,17 @@ impl Added {
             seen = if hidden { Seen::Nothing } else { Seen::Some };
             bias = Some(panel);
         }
-        Self { mask, bias, seen }
+        Self { mask, flags, bias, seen }
     }
 
-    /// Asks for the bias of the rows `from..to` and the keys that come next.
+    /// Asks for mask and bias of the rows `from..to` and the keys that come next.
     #[inline(always)]
     pub fn prefetch<I: Isa>(&self, isa: I, from: usize, to: usize) {
-        const LINE: usize = 64 / size_of::<f32>();
+        if let Some(flags) = &self.flags {
+            flags.prefetch(isa, from, to);
+        }
         if let Some(bias) = &self.bias {
-            for row in &bias.row[from.min(bias.rows)..to.min(bias.rows)] {
-                for j in (bias.keys..2 * bias.keys).step_by(LINE) {
-                    isa.prefetch(row.wrapping_offset(j as isize * bias.key));
-                }
-            }
+            bias.prefetch(isa, from, to);
         }
     }
 
@@ -115,6 +117,7 @@ struct Panel<E> {
     /// Stride and number of the keys.
     key: isize,
     keys: usize,
+    start: usize,
 }
 
 impl<E: Copy> Panel<E> {
@@ -126,7 +129,24 @@ impl<E: Copy> Panel<E> {
         for (i, row) in row[..differ].iter_mut().enumerate() {
             *row = view.row(b, rows.head[i], rows.token[i]).wrapping_offset(keys.start as isize * key);
         }
-        Self { row, rows: differ, width, key, keys: keys.len() }
+        Self { row, rows: differ, width, key, keys: keys.len(), start: keys.start }
+    }
+
+    /// With each of `RUN` blocks of keys in turn, a part of the rows, but `RUN` blocks of them: long runs
+    /// of memory come faster than single lines of many rows.
+    #[inline(always)]
+    fn prefetch<I: Isa>(&self, isa: I, from: usize, to: usize) {
+        const RUN: usize = 4;
+        let part = self.width / RUN;
+        let first = self.start / KEYS % RUN * part;
+        let next = ((self.start / (RUN * KEYS) + 1) * RUN * KEYS - self.start) as isize;
+        for i in first + from / RUN..first + to / RUN {
+            if i < self.rows {
+                for j in (0..(RUN * KEYS) as isize).step_by(64 / size_of::<E>()) {
+                    isa.prefetch(self.row[i].wrapping_offset((next + j) * self.key).cast());
+                }
+            }
+        }
     }
 
     /// The element of a row and a key of the block.
@@ -146,7 +166,6 @@ impl Panel<bool> {
         let (mut any, mut all) = (0, u64::MAX);
         for (i, word) in words[..self.rows].iter_mut().enumerate() {
             *word = if self.key == 1 {
-                isa.prefetch(self.row[i].wrapping_add(self.keys).cast()); // the keys that come next
                 // SAFETY: the keys of a row lie side by side inside the view.
                 unsafe { isa.bits(self.row[i], self.keys) }
             } else {
