@@ -7,11 +7,12 @@
 use core::ops::Range;
 
 use crate::Element;
-use crate::call::{Call, RowsMut, Stage};
+use crate::call::{Call, Stage};
 use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::pack::{self, MAX_ROWS, canonical};
 use crate::products::{Scores, Source, Values, divide, softmax};
+use crate::split::RowsMut;
 use crate::terms::{self, Rows};
 use crate::tile;
 

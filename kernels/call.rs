@@ -1,11 +1,10 @@
-//! The door: a `Call` is one attention problem whose arguments have been checked, a `Task` the exclusive
-//! right to compute some of its output rows. What passes here is sound to compute with unsafe code.
+//! The door: a `Call` is one attention problem whose arguments have been checked. What passes here is sound to
+//! compute with unsafe code; `split.rs` cuts it into tasks.
 
-use core::marker::PhantomData;
 use core::ops::Range;
 
 use crate::view::count;
-use crate::{Element, Error, Level, Scratch, View, ViewMut};
+use crate::{Element, Error, View};
 
 /// Where query `i` stands among the keys: `pos(i) = i + offset`. Causal, window and ALiBi all measure from
 /// it.
@@ -143,6 +142,11 @@ impl<'a, T: Element> Call<'a, T> {
         [b, hq, lq, self.v.shape()[3]]
     }
 
+    /// Keys, valid or not: the size of their axis.
+    pub fn keys_axis(&self) -> usize {
+        self.k.shape()[2]
+    }
+
     /// Key/value heads.
     pub fn kv_heads(&self) -> usize {
         self.k.shape()[1]
@@ -220,89 +224,6 @@ impl<'a, T: Element> Call<'a, T> {
         self.terms.mask.is_some() || self.terms.bias.is_some()
     }
 
-    /// Splits the work into tasks of up to `tokens` queries, each with all the query heads of one key/value
-    /// head, and hands every task the right to write its rows: `out` has the shape `[B, Hq, Lq, Dv]`, `lse`
-    /// is compact `[B, Hq, Lq]`. Results do not depend on the split.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size.
-    pub fn split<'o>(
-        &'o self,
-        mut out: ViewMut<'o, T>,
-        lse: Option<&'o mut [f32]>,
-        tokens: usize,
-    ) -> Result<Vec<Task<'o, T>>, Error> {
-        expect("out", out.shape(), self.out_shape())?;
-        if let Some(lse) = &lse {
-            length("lse", lse.len(), self.rows())?;
-        }
-        let (strides, ptr) = (out.strides(), out.as_mut_ptr());
-        let lse = lse.map(|lse| lse.as_mut_ptr());
-        let rows = RowsMut { ptr, strides, first: [0, 0], lse, _data: PhantomData };
-        let parts = self.parts(0..self.q.shape()[2], tokens);
-        Ok(parts.map(|(b, hk, tokens)| Task { call: self, b, hk, tokens, rows }).collect())
-    }
-
-    /// As [`Call::split`], for the scores of some heads and queries: `out` is compact `[B, heads.len(),
-    /// queries.len(), Lk]`. Values are not read; the call must have been made with `Dv = 0`.
-    ///
-    /// # Errors
-    /// [`Error::Range`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has
-    /// another length, [`Error::Shape`] if `Dv` is not 0.
-    pub fn split_scores<'o>(
-        &'o self,
-        stage: Stage,
-        heads: Range<usize>,
-        queries: Range<usize>,
-        out: &'o mut [f32],
-        tokens: usize,
-    ) -> Result<Vec<ScoresTask<'o, T>>, Error> {
-        let ([b, hq, lq, _], [_, hk, lk, _]) = (self.q.shape(), self.v.shape());
-        expect("v", self.v.shape(), [b, hk, lk, 0])?;
-        for (argument, range, axis) in [("heads", &heads, hq), ("queries", &queries, lq)] {
-            if range.start > range.end || range.end > axis {
-                return Err(Error::Range { argument, got: [range.start, range.end], axis });
-            }
-        }
-        let shape = [b, heads.len(), queries.len(), lk];
-        let len = count(shape).ok_or(Error::TooLarge { argument: "scores", shape })?;
-        length("out", out.len(), len)?;
-        let stride = |axes: &[usize]| axes.iter().product::<usize>() as isize;
-        let strides = [stride(&shape[1..]), stride(&shape[2..]), stride(&shape[3..]), 1];
-        let first = [heads.start, queries.start];
-        let out = RowsMut { ptr: out.as_mut_ptr(), strides, first, lse: None, _data: PhantomData };
-        let wanted = move |hk: usize| {
-            let group = hk * self.group..(hk + 1) * self.group;
-            group.start.max(heads.start)..group.end.min(heads.end)
-        };
-        let parts = self.parts(if len == 0 { 0..0 } else { queries }, tokens);
-        let task = |(b, hk, tokens)| {
-            let heads = wanted(hk);
-            (!heads.is_empty()).then_some(ScoresTask { call: self, b, hk, tokens, heads, stage, out })
-        };
-        Ok(parts.filter_map(task).collect())
-    }
-
-    /// All (batch entry, key/value head, up to `tokens` of the queries). None where there is no row to
-    /// compute.
-    fn parts(
-        &self,
-        queries: Range<usize>,
-        tokens: usize,
-    ) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
-        let tokens = tokens.max(1);
-        let b = if self.group == 0 || queries.is_empty() { 0 } else { self.q.shape()[0] };
-        let hk = self.kv_heads();
-        (0..b).flat_map(move |b| {
-            let queries = queries.clone();
-            (0..hk).flat_map(move |hk| {
-                let end = queries.end;
-                let starts = queries.clone().step_by(tokens);
-                starts.map(move |start| (b, hk, start..end.min(start.saturating_add(tokens))))
-            })
-        })
-    }
-
     /// Place of a row in a compact `[B, Hq, Lq]`.
     #[inline(always)]
     pub(crate) fn lse_index(&self, b: usize, head: usize, token: usize) -> usize {
@@ -311,87 +232,11 @@ impl<'a, T: Element> Call<'a, T> {
     }
 }
 
-/// The right to compute and write the rows of some queries and of all query heads on one key/value head. No
-/// two tasks of one [`Call::split`] share a row.
-#[derive(Debug)]
-pub struct Task<'a, T> {
-    pub(crate) call: &'a Call<'a, T>,
-    pub(crate) b: usize,
-    pub(crate) hk: usize,
-    pub(crate) tokens: Range<usize>,
-    pub(crate) rows: RowsMut<'a, T>,
-}
-
-/// The same for the scores of some of these heads. See [`Call::split_scores`].
-#[derive(Debug)]
-pub struct ScoresTask<'a, T> {
-    pub(crate) call: &'a Call<'a, T>,
-    pub(crate) b: usize,
-    pub(crate) hk: usize,
-    pub(crate) tokens: Range<usize>,
-    pub(crate) heads: Range<usize>,
-    pub(crate) stage: Stage,
-    pub(crate) out: RowsMut<'a, f32>,
-}
-
-/// Pointers to a whole output. Only the rows named by the owning task may be written through it: their places
-/// are disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RowsMut<'a, T> {
-    ptr: *mut T,
-    pub strides: [isize; 4],
-    /// Head and token of row `[_, 0, 0]`.
-    first: [usize; 2],
-    pub lse: Option<*mut f32>,
-    _data: PhantomData<&'a mut [T]>,
-}
-
-impl<T> RowsMut<'_, T> {
-    /// Start of the row of a head and token.
-    #[inline(always)]
-    pub fn row(&self, b: usize, head: usize, token: usize) -> *mut T {
-        let index = [b, head - self.first[0], token - self.first[1]];
-        let offset = index.iter().zip(self.strides).fold(0, |sum, (&i, stride)| sum + i as isize * stride);
-        self.ptr.wrapping_offset(offset)
-    }
-}
-
-// SAFETY: a task owns its rows alone (`Call::parts` makes each (batch, head, token) part of exactly one task,
-// and different rows are different places: `ViewMut`, or compact), so it may move to another thread.
-unsafe impl<T: Element> Send for Task<'_, T> {}
-unsafe impl<T: Element> Send for ScoresTask<'_, T> {}
-
-impl<T: Element> Task<'_, T> {
-    /// Computes the rows, with the kernel of `level`.
-    ///
-    /// # Errors
-    /// [`Error::LevelUnavailable`] if this processor does not have the level.
-    pub fn run(self, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
-        T::attend(self, level, scratch)
-    }
-
-    /// Visible pairs times heads, about: what the run time is proportional to.
-    pub fn cost(&self) -> usize {
-        let end = self.tokens.end.min(self.call.q_len(self.b));
-        self.call.pairs(self.b, self.tokens.start, end).saturating_mul(self.call.group)
-    }
-}
-
-impl<T: Element> ScoresTask<'_, T> {
-    /// Computes the rows, with the kernel of `level`.
-    ///
-    /// # Errors
-    /// [`Error::LevelUnavailable`] if this processor does not have the level.
-    pub fn run(self, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
-        T::write_scores(self, level, scratch)
-    }
-}
-
-fn expect(argument: &'static str, got: [usize; 4], expected: [usize; 4]) -> Result<(), Error> {
+pub(crate) fn expect(argument: &'static str, got: [usize; 4], expected: [usize; 4]) -> Result<(), Error> {
     if got == expected { Ok(()) } else { Err(Error::Shape { argument, got, expected }) }
 }
 
-fn length(argument: &'static str, got: usize, expected: usize) -> Result<(), Error> {
+pub(crate) fn length(argument: &'static str, got: usize, expected: usize) -> Result<(), Error> {
     if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
 }
 

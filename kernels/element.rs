@@ -1,9 +1,10 @@
 //! Element types of Q, K, V and the output. A type is how it is loaded and stored; the arithmetic is f32.
 
-use crate::call::{ScoresTask, Task};
+use crate::decode::Decode;
 use crate::isa::Isa;
 use crate::map::Map;
 use crate::prefill::Prefill;
+use crate::split::{ScoresTask, SpanTask, Task};
 use crate::{Error, Level, Scratch};
 
 mod sealed {
@@ -22,7 +23,7 @@ pub trait Element: Copy + Default + Send + Sync + core::fmt::Debug + sealed::Sea
     fn from_f32(x: f32) -> Self;
 }
 
-/// What the kernels do with a type. The last two are where they are compiled: once for each type, in this
+/// What the kernels do with a type. The last three are where they are compiled: once for each type, in this
 /// crate, and not again in every crate that calls them.
 pub(crate) trait Lanes: Sized {
     /// Loads a vector.
@@ -37,10 +38,12 @@ pub(crate) trait Lanes: Sized {
     unsafe fn store<I: Isa>(isa: I, ptr: *mut Self, x: I::f32s);
     /// The memory itself as f32, for types that need no widening.
     fn in_place(ptr: *const Self) -> Option<*const f32>;
-    /// Computes a task.
-    fn attend(task: Task<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
+    /// Computes a task of many query rows.
+    fn prefill(task: Task<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
+    /// Computes a task of few query rows.
+    fn decode(task: SpanTask<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
     /// Writes the scores of a task.
-    fn write_scores(task: ScoresTask<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
+    fn scores(task: ScoresTask<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
 }
 
 impl Element for f32 {
@@ -71,11 +74,15 @@ impl Lanes for f32 {
         Some(ptr)
     }
     #[inline(never)]
-    fn attend(task: Task<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+    fn prefill(task: Task<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
         level.dispatch(Prefill { task, scratch })
     }
     #[inline(never)]
-    fn write_scores(task: ScoresTask<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+    fn decode(task: SpanTask<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+        level.dispatch(Decode { task, scratch })
+    }
+    #[inline(never)]
+    fn scores(task: ScoresTask<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
         level.dispatch(Map { task, scratch })
     }
 }

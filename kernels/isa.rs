@@ -38,4 +38,7 @@ pub(crate) trait Isa: pulp::Simd {
 
     /// `x` where the lane's bit is 1, -inf where it is 0; bit 0 is lane 0's.
     fn hide(self, x: Self::f32s, bits: u64) -> Self::f32s;
+
+    /// The sums of the lanes of four vectors.
+    fn sums(self, x: [Self::f32s; 4]) -> [f32; 4];
 }

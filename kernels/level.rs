@@ -71,6 +71,22 @@ impl Level {
         self.dispatch(Shape)
     }
 
+    /// Query rows on a key/value head up to which the kernel for few rows is the faster one.
+    ///
+    /// # Errors
+    /// [`Error::LevelUnavailable`].
+    pub fn few_rows(self) -> Result<usize, Error> {
+        struct Few;
+        impl Op for Few {
+            type Output = usize;
+            #[inline(always)]
+            fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) -> usize {
+                (I::F32_LANES / 2).max(4)
+            }
+        }
+        self.dispatch(Few)
+    }
+
     /// Runs `op` compiled for this level: the one match. The two numbers are the register tile, `NQ` vectors
     /// of queries by `MR` keys or features; the bench `prefill` chose them.
     pub(crate) fn dispatch<O: Op>(self, op: O) -> Result<O::Output, Error> {

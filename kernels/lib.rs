@@ -1,16 +1,18 @@
 //! The kernels of [headwise](https://docs.rs/headwise): checked views, one attention problem as a [`Call`] of
-//! disjoint [`Task`]s, and the vector code that computes them at every [`Level`].
+//! disjoint [`Tasks`], and the vector code that computes them at every [`Level`].
 //!
 //! This crate knows nothing of threads and holds all of the unsafe code. Its public functions are safe: views
-//! are checked when made, calls when made from views, and a task is the exclusive right to its output rows.
+//! are checked when made, calls when made from views, and each task is the exclusive right to its output rows.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `view.rs` | sizes and strides over a slice; where bounds are checked |
-//! | `call.rs` | the checked arguments of a call, and its split into tasks |
+//! | `call.rs` | the checked arguments of a call |
+//! | `split.rs` | a call cut into tasks, each with rows of its own |
 //! | `level.rs` | instruction sets, and the one `match` on them |
 //! | `isa.rs`, `isa/` | what each instruction set adds to pulp |
 //! | `prefill.rs` | the fused loop over blocks of keys |
+//! | `decode.rs` | the same for few query rows, where reading K and V is all |
 //! | `block.rs` | a block of query rows: packing, scores, one step, output |
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
@@ -23,6 +25,7 @@
 
 mod block;
 mod call;
+mod decode;
 mod element;
 mod error;
 mod exp;
@@ -35,14 +38,16 @@ mod pack;
 mod prefill;
 mod products;
 mod scratch;
+mod split;
 mod terms;
 mod tile;
 mod view;
 
-pub use call::{Call, Position, ScoresTask, Stage, Task, Terms};
+pub use call::{Call, Position, Stage, Terms};
 pub use element::Element;
 pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
 pub use scratch::Scratch;
+pub use split::{Split, Tasks};
 pub use view::{View, ViewMut};

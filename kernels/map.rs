@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use crate::Element;
 use crate::block::{Action, Block, Buffers, Span, Stack};
-use crate::call::{RowsMut, ScoresTask, Stage};
+use crate::call::Stage;
 use crate::exp::exp;
 use crate::isa::Isa;
 use crate::level::Op;
@@ -13,6 +13,7 @@ use crate::pack::{self, MAX_ROWS};
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
 use crate::products::{Source, divide, shift};
 use crate::scratch::Scratch;
+use crate::split::{RowsMut, ScoresTask};
 
 /// Writes the scores of a task's rows.
 pub(crate) struct Map<'t, 'a, T> {

@@ -27,12 +27,12 @@
 use core::ops::Range;
 
 use crate::block::{Action, Block, Buffers, Span, Stack};
-use crate::call::{RowsMut, Task};
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
+use crate::split::{RowsMut, Task};
 use crate::{Element, View};
 
 /// Keys in a block: see the bench `prefill` for what others cost.

@@ -39,6 +39,12 @@ impl Scratch {
         })
     }
 
+    /// At least `n` f32.
+    pub(crate) fn floats(&mut self, n: usize) -> &mut [f32] {
+        let [floats] = Self::take(&mut self.memory, [n]);
+        floats
+    }
+
     /// The memory, and two lists: of heads and of rows.
     pub(crate) fn parts(&mut self) -> (&mut Memory, &mut Vec<usize>, &mut Vec<usize>) {
         (&mut self.memory, &mut self.heads, &mut self.rows)

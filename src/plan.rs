@@ -4,12 +4,11 @@
 //! other and the keys are cut at fixed places, so neither the split nor the number of threads changes a bit
 //! of the result.
 
-use std::cell::RefCell;
-use std::cmp::Reverse;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use headwise_kernels::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
-use rayon::iter::{ParallelBridge, ParallelIterator};
+use headwise_kernels::{Call, Element, Error, Level, Scratch, Split, Stage, Tasks, ViewMut};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Which threads compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,6 +24,12 @@ pub(crate) enum Threads {
 /// values stays in the cache for all of them.
 const ROWS: usize = 256;
 
+/// Tasks that a call of few rows is split into along its keys, where it has as many.
+const SPANS: usize = 32;
+
+/// Keys of a span at least: below, joining costs.
+const SPAN: usize = 1024;
+
 /// Below this many multiply-adds waking other threads costs more than it saves (about 50 µs on one core).
 const SEQUENTIAL: usize = 2_000_000;
 
@@ -34,6 +39,7 @@ pub struct Plan {
     level: Level,
     element: &'static str,
     tile: [usize; 2],
+    split: Split,
     tokens: usize,
     tasks: usize,
     threads: usize,
@@ -42,25 +48,32 @@ pub struct Plan {
 
 impl Plan {
     pub(crate) fn new<T: Element>(call: &Call<'_, T>, level: Level, threads: Threads) -> Result<Self, Error> {
-        let [b, hq, lq, _] = call.out_shape();
-        let (hk, full) = (call.kv_heads(), ROWS.div_ceil(call.group().max(1)));
+        let ([b, hq, lq, _], lk) = (call.out_shape(), call.keys_axis());
+        let (hk, rows) = (call.kv_heads(), call.group().saturating_mul(lq));
         let nothing = b == 0 || hq == 0 || lq == 0;
-        // At most as many as there are rows, whose number fits.
-        let tasks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) };
         let (threads, why_threads) = match threads {
             Threads::Calling => (1, "asked for"),
             Threads::Pool if call.work() < SEQUENTIAL => (1, "too little work to share"),
             Threads::Pool => (rayon::current_num_threads(), "the current rayon pool"),
         };
+        // At most as many as there are rows, whose number fits.
+        let blocks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) };
         // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost
         // more in re-reading K and V than the evenness is worth.
+        let full = ROWS.div_ceil(call.group().max(1));
         let mut tokens = full;
-        while threads > 1 && tokens > full.div_ceil(4) && tasks(tokens) < 4 * threads {
+        while threads > 1 && tokens > full.div_ceil(4) && blocks(tokens) < 4 * threads {
             tokens = tokens.div_ceil(2);
         }
-        let tasks = tasks(tokens);
+        let (mut split, mut tasks) = (Split::Prefill { tokens }, blocks(tokens));
+        if rows <= level.few_rows()? && !nothing {
+            // By the shape alone: the number of threads must not change where the spans lie.
+            let spans = SPANS.div_ceil(b * hk).min(lk / SPAN).max(1);
+            let span = lk.div_ceil(spans).next_multiple_of(64).max(64);
+            (split, tasks) = (Split::Decode { span }, b * hk * lk.div_ceil(span).max(1));
+        }
         let threads = threads.min(tasks.max(1));
-        Ok(Self { level, element: T::NAME, tile: level.tile()?, tokens, tasks, threads, why_threads })
+        Ok(Self { level, element: T::NAME, tile: level.tile()?, split, tokens, tasks, threads, why_threads })
     }
 
     /// The instruction set.
@@ -75,12 +88,15 @@ impl Plan {
 
     /// One sentence for people: which kernel, tile and split, and why.
     pub fn describe(&self) -> String {
-        let Self { tile: [rows, columns], tokens, tasks, threads, why_threads, .. } = self;
-        format!(
-            "{} prefill kernel, {rows} query rows x {columns} keys a tile, {tasks} tasks of up to {tokens} \
-             tokens on {threads} threads ({why_threads})",
-            self.kernel()
-        )
+        let Self { tile: [rows, columns], tasks, threads, why_threads, .. } = self;
+        let (kernel, how) = match self.split {
+            Split::Prefill { tokens } => (
+                "prefill",
+                format!("{rows} query rows x {columns} keys a tile, {tasks} tasks of up to {tokens} tokens"),
+            ),
+            Split::Decode { span } => ("decode", format!("{tasks} tasks of up to {span} keys")),
+        };
+        format!("{} {kernel} kernel, {how} on {threads} threads ({why_threads})", self.kernel())
     }
 
     pub(crate) fn run<T: Element>(
@@ -89,11 +105,19 @@ impl Plan {
         out: ViewMut<'_, T>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
-        let mut tasks = call.split(out, lse, self.tokens)?;
-        if self.threads > 1 {
-            tasks.sort_by_key(|task| Reverse(task.cost())); // the longest first: no thread ends on a long one
+        thread_local! {
+            // Taken out while in use: while this call waits, rayon may run another one on its thread.
+            static PARTS: Cell<Scratch> = Cell::default();
         }
-        self.each(tasks, |task, scratch| task.run(self.level, scratch))
+        let mut parts = PARTS.take();
+        let result = (|| {
+            let tasks = call.split(self.split, out, lse, &mut parts)?;
+            self.each(&tasks)?;
+            tasks.finish();
+            Ok(())
+        })();
+        PARTS.set(parts);
+        result
     }
 
     pub(crate) fn run_scores<T: Element>(
@@ -104,19 +128,21 @@ impl Plan {
         queries: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let tasks = call.split_scores(stage, heads, queries, out, self.tokens)?;
-        self.each(tasks, |task, scratch| task.run(self.level, scratch))
+        self.each(&call.split_scores(stage, heads, queries, out, self.tokens)?)
     }
 
-    fn each<K: Send>(
-        &self,
-        tasks: Vec<K>,
-        run: impl Fn(K, &mut Scratch) -> Result<(), Error> + Sync,
-    ) -> Result<(), Error> {
+    /// Computes all tasks. Each thread takes the next one when it is done with its last.
+    fn each<T: Element>(&self, tasks: &Tasks<'_, T>) -> Result<(), Error> {
+        let work = || {
+            with_scratch(|scratch| {
+                while tasks.run_next(self.level, scratch)? {}
+                Ok(())
+            })
+        };
         if self.threads == 1 {
-            return with_scratch(|scratch| tasks.into_iter().try_for_each(|task| run(task, scratch)));
+            return work();
         }
-        tasks.into_iter().par_bridge().try_for_each(|task| with_scratch(|scratch| run(task, scratch)))
+        (0..self.threads).into_par_iter().with_max_len(1).try_for_each(|_| work())
     }
 }
 

@@ -60,4 +60,11 @@ impl Isa for Neon {
             p(vbslq_f32(shown, v(x), vdupq_n_f32(f32::NEG_INFINITY)))
         }
     }
+
+    #[inline(always)]
+    fn sums(self, x: [f32x4; 4]) -> [f32; 4] {
+        // SAFETY: `self` proves NEON.
+        let sums = unsafe { vpaddq_f32(vpaddq_f32(v(x[0]), v(x[1])), vpaddq_f32(v(x[2]), v(x[3]))) };
+        pulp::cast(sums)
+    }
 }

@@ -22,4 +22,9 @@ impl Isa for pulp::Scalar {
     fn hide(self, x: f32, bits: u64) -> f32 {
         if bits & 1 == 1 { x } else { f32::NEG_INFINITY }
     }
+
+    #[inline(always)]
+    fn sums(self, x: [f32; 4]) -> [f32; 4] {
+        x
+    }
 }

@@ -85,6 +85,18 @@ impl Isa for V3 {
             cast(_mm256_blendv_ps(minus_inf, cast(x), _mm256_castsi256_ps(shown)))
         }
     }
+
+    #[inline(always)]
+    fn sums(self, x: [f32x8; 4]) -> [f32; 4] {
+        let [a, b, c, d]: [__m256; 4] = cast(x);
+        // SAFETY: `self` proves AVX.
+        unsafe {
+            let ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            let sums = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
+            cast(_mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums)))
+        }
+    }
 }
 
 impl Isa for V4 {
@@ -157,5 +169,19 @@ impl Isa for V4 {
     fn hide(self, x: f32x16, bits: u64) -> f32x16 {
         // SAFETY: `self` proves AVX-512 F.
         unsafe { cast(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), bits as __mmask16, cast(x))) }
+    }
+
+    /// Four quarters at once, which are added last.
+    #[inline(always)]
+    fn sums(self, x: [f32x16; 4]) -> [f32; 4] {
+        let [a, b, c, d]: [__m512; 4] = cast(x);
+        // SAFETY: `self` proves AVX-512 F and DQ.
+        unsafe {
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            let sums = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+            let half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps::<1>(sums));
+            cast(_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half)))
+        }
     }
 }

@@ -1,0 +1,595 @@
+//! The fused kernel for few query rows: decoding, with one query against a long cache. Reading K and V is all
+//! that it costs, so each is read once, by all the rows of its head, in order:
+//!
+//! ```text
+//! for each chunk of 64 keys:
+//!     scores  s[r][j] = sum over c of q[r][c] * k[j][c]      lanes along c; V of the chunk is asked for
+//!     terms   s[r][j] = cap, slopes, bias, visibility        lanes along j
+//!     softmax m[r], l[r] as in `prefill.rs`
+//!     values  o[r][c] = o[r][c] * correction + sum over j of s[r][j] * v[j][c]
+//!                                                            lanes along c; K of the next chunk is asked for
+//! ```
+//!
+//! Why it is fast: while one of K and V is computed with, the other is on its way from memory, a chunk ahead,
+//! which keeps the memory busy all the time; and the chunk lies in a near cache for all rows but the first.
+//!
+//! Long caches are split in spans, which are computed apart and joined in their order. The bits of a row depend
+//! on where chunks and spans lie (`Split`, a function of the shape) and on nothing else.
+//!
+//! A hidden pair is left out of the sums altogether, so nothing that it holds can leak.
+
+use core::ops::Range;
+
+use crate::block::{Block, Stack};
+use crate::call::Call;
+use crate::element::Lanes;
+use crate::exp::exp;
+use crate::isa::Isa;
+use crate::level::Op;
+use crate::pack::{MAX_ROWS, canonical};
+use crate::prefill::{KEYS, key_blocks};
+use crate::scratch::Scratch;
+use crate::split::{RowsMut, SpanTask, Task};
+use crate::terms::{self, Rows};
+use crate::{Element, View};
+
+/// Computes the rows of a task over its span.
+pub(crate) struct Decode<'t, 'a, T> {
+    pub task: SpanTask<'a, T>,
+    pub scratch: &'t mut Scratch,
+}
+
+/// f32 in the record of a row: its unscaled output in whole vectors of any level, then maximum and sum.
+pub(crate) fn record(dv: usize) -> usize {
+    dv.next_multiple_of(WIDEST) + WIDEST
+}
+
+/// Lanes of the widest level.
+const WIDEST: usize = 16;
+
+/// The rows of K or V for the keys of a chunk, all of them readable in whole vectors.
+type Pointers<T> = [*const T; KEYS];
+
+/// The rows at work, and their buffers. Row `r` is query `token[r]` of head `head[r]`.
+struct Few<'a, T> {
+    call: &'a Call<'a, T>,
+    b: usize,
+    rows: Rows,
+    count: usize,
+    /// Scaled queries, `d` of them a row, a multiple of the lanes.
+    q: *mut f32,
+    d: usize,
+    /// `KEYS` scores a row, then weights.
+    s: *mut f32,
+    dv: usize,
+    /// The record of each row.
+    o: [*mut f32; MAX_ROWS],
+    /// Factor of each row on what was accumulated before.
+    correction: [f32; MAX_ROWS],
+    /// Bit `j` of word `r`: row `r` sees key `j` of the chunk.
+    seen: [u64; MAX_ROWS],
+}
+
+impl<T: Element> Op for Decode<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
+        let SpanTask { task: Task { call, b, hk, tokens, rows: out }, keys: span, part } = self.task;
+        let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
+        let (memory, heads, _) = self.scratch.parts();
+        heads.clear();
+        for head in hk * call.group..(hk + 1) * call.group {
+            if call.terms.gates.is_none_or(|gates| gates[head] != 0.0) {
+                heads.push(head);
+            }
+        }
+        let (group, lanes) = (hk * call.group, I::F32_LANES);
+        let count = heads.len() * call.q_len(b);
+        let all = call.group * tokens.len();
+        debug_assert!(all <= MAX_ROWS);
+        let (dq, width) = (d.next_multiple_of(lanes), dv.next_multiple_of(lanes));
+        let (copy_k, copy_v) = (needs_copy(&call.k, lanes), needs_copy(&call.v, lanes));
+        let copied =
+            |copy: bool, width: usize| if copy { (KEYS * width * size_of::<T>()).div_ceil(4) } else { 0 };
+        let [q, s, records, kc, vc] = Scratch::take(
+            memory,
+            [
+                count * dq,
+                count * KEYS,
+                if part.is_null() { all * record(dv) } else { 0 },
+                copied(copy_k, dq),
+                copied(copy_v, width),
+            ],
+        );
+        let records = if part.is_null() { records.as_mut_ptr() } else { part };
+        let record_of = |head: usize, token: usize| {
+            records.wrapping_add((token * call.group + head - group) * record(dv))
+        };
+        if count > 0 {
+            let stack = Stack { call, b, hk, heads, token: tokens.start };
+            let mut few = Few {
+                call,
+                b,
+                rows: stack.rows(&Block::new(0, count)),
+                count,
+                q: q.as_mut_ptr(),
+                d: dq,
+                s: s.as_mut_ptr(),
+                dv: width,
+                o: [core::ptr::null_mut(); MAX_ROWS],
+                correction: [1.0; MAX_ROWS],
+                seen: [0; MAX_ROWS],
+            };
+            for r in 0..count {
+                few.o[r] = record_of(few.rows.head[r], few.rows.token[r]);
+            }
+            let visible = stack.keys(0).start.max(span.start)..stack.keys(count - 1).end.min(span.end);
+            // SAFETY: the buffers were taken for these rows; `visible` lies inside the axis; copies have room
+            // for a chunk.
+            unsafe {
+                few.begin(isa, span.start == 0);
+                let mut next = key_blocks(visible.clone());
+                let mut chunk = next.next();
+                while let Some(keys) = chunk {
+                    chunk = next.next();
+                    let (k, v) = (few.pointers(&call.k, hk, &keys), few.pointers(&call.v, hk, &keys));
+                    let mut ahead = [core::ptr::null(); KEYS];
+                    if let Some(keys) = &chunk {
+                        ahead = few.pointers(&call.k, hk, keys);
+                    }
+                    let k = if copy_k {
+                        few.copy(&call.k, &k, keys.len(), dq, kc.as_mut_ptr().cast())
+                    } else {
+                        k
+                    };
+                    few.scores::<I, NQ>(isa, keys.len(), &k, &v);
+                    let whole = few.terms(isa, &keys);
+                    few.softmax(isa, keys.len());
+                    let v = if copy_v {
+                        few.copy(&call.v, &v, keys.len(), width, vc.as_mut_ptr().cast())
+                    } else {
+                        v
+                    };
+                    few.values::<I, NQ>(isa, keys.len(), &v, &ahead, whole);
+                }
+            }
+        }
+        if part.is_null() {
+            // SAFETY: the records of this head, of one span; the rows of the task.
+            unsafe { join(call, b, hk, records, 0, 1, &out) };
+        }
+    }
+}
+
+/// Whether rows have to be copied to be read in whole vectors of f32 lanes.
+#[inline(always)]
+fn needs_copy<T>(view: &View<'_, T>, lanes: usize) -> bool {
+    view.strides()[3] != 1 || !view.shape()[3].is_multiple_of(lanes)
+}
+
+impl<T: Element> Few<'_, T> {
+    /// Scales the queries and starts the records: with the sink, where this span counts it.
+    ///
+    /// # Safety
+    /// The buffers must be there for `count` rows.
+    #[inline(always)]
+    unsafe fn begin<I: Isa>(&self, isa: I, with_sink: bool) {
+        let ([.., d], stride) = (self.call.q.shape(), self.call.q.strides()[3]);
+        for r in 0..self.count {
+            let (head, token) = (self.rows.head[r], self.rows.token[r]);
+            let (from, to) = (self.call.q.row(self.b, head, token), self.q.wrapping_add(r * self.d));
+            // SAFETY: rows of Q have D features at their stride; the caller's.
+            unsafe {
+                for c in 0..d {
+                    *to.add(c) = (*from.wrapping_offset(c as isize * stride)).to_f32() * self.call.scale;
+                }
+                for c in d..self.d {
+                    *to.add(c) = 0.0;
+                }
+                for c in (0..self.dv).step_by(I::F32_LANES) {
+                    f32::store(isa, self.o[r].add(c), isa.splat_f32s(0.0));
+                }
+                let sink = self.call.terms.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+                let sink = if with_sink { sink } else { f32::NEG_INFINITY };
+                let sum = if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 };
+                *self.state(r) = [sink, sum];
+            }
+        }
+    }
+
+    /// Maximum and sum of a row.
+    #[inline(always)]
+    fn state(&self, r: usize) -> *mut [f32; 2] {
+        state(self.o[r], self.call.v.shape()[3])
+    }
+
+    /// The rows of K or V for some keys; past them the last one again, up to whole fours.
+    #[inline(always)]
+    fn pointers(&self, view: &View<'_, T>, hk: usize, keys: &Range<usize>) -> Pointers<T> {
+        let mut pointers = [core::ptr::null(); KEYS];
+        let (first, stride) = (view.row(self.b, hk, keys.start), view.strides()[2]);
+        for (j, pointer) in pointers[..keys.len().next_multiple_of(4)].iter_mut().enumerate() {
+            *pointer = first.wrapping_offset(j.min(keys.len() - 1) as isize * stride);
+        }
+        pointers
+    }
+
+    /// Copies rows side by side, filled with zeros up to `width`.
+    ///
+    /// # Safety
+    /// The first `n` pointers must be rows of the view, `to` must hold `KEYS * width` elements.
+    #[inline(always)]
+    unsafe fn copy(
+        &self,
+        view: &View<'_, T>,
+        from: &Pointers<T>,
+        n: usize,
+        width: usize,
+        to: *mut T,
+    ) -> Pointers<T> {
+        let (features, stride) = (view.shape()[3], view.strides()[3]);
+        let mut pointers = [core::ptr::null(); KEYS];
+        for j in 0..n.next_multiple_of(4) {
+            let to = to.wrapping_add(j * width);
+            pointers[j] = to.cast_const();
+            // SAFETY: the caller's.
+            unsafe {
+                if stride == 1 {
+                    core::ptr::copy_nonoverlapping(from[j], to, features);
+                } else {
+                    for c in 0..features {
+                        *to.add(c) = *from[j].wrapping_offset(c as isize * stride);
+                    }
+                }
+                for c in features..width {
+                    *to.add(c) = T::from_f32(0.0);
+                }
+            }
+        }
+        pointers
+    }
+
+    /// Scores of all rows over `n` keys. Asks for the values.
+    ///
+    /// # Safety
+    /// `k` must hold rows of `d` readable elements.
+    #[inline(always)]
+    unsafe fn scores<I: Isa, const NQ: usize>(&self, isa: I, n: usize, k: &Pointers<T>, v: &Pointers<T>) {
+        // SAFETY: the caller's; there are `count` rows.
+        unsafe {
+            let mut r = 0;
+            while NQ >= 4 && r + 4 <= self.count {
+                self.score_rows::<I, 4>(isa, r, n, k, v);
+                r += 4;
+            }
+            while r + 2 <= self.count {
+                self.score_rows::<I, 2>(isa, r, n, k, v);
+                r += 2;
+            }
+            if r < self.count {
+                self.score_rows::<I, 1>(isa, r, n, k, v);
+            }
+        }
+    }
+
+    /// Four keys at a time for `R` rows from `first` on.
+    #[inline(always)]
+    unsafe fn score_rows<I: Isa, const R: usize>(
+        &self,
+        isa: I,
+        first: usize,
+        n: usize,
+        k: &Pointers<T>,
+        v: &Pointers<T>,
+    ) {
+        let q = self.q.wrapping_add(first * self.d);
+        for j in (0..n).step_by(4) {
+            let k = [k[j], k[j + 1], k[j + 2], k[j + 3]];
+            if first == 0 {
+                for v in &v[j..j + 4] {
+                    prefetch(isa, *v, self.dv);
+                }
+            }
+            let mut acc = [[isa.splat_f32s(0.0); 4]; R];
+            for c in (0..self.d).step_by(I::F32_LANES) {
+                // SAFETY: the caller's, of whole vectors.
+                unsafe {
+                    let k = [
+                        T::load(isa, k[0].wrapping_add(c)),
+                        T::load(isa, k[1].wrapping_add(c)),
+                        T::load(isa, k[2].wrapping_add(c)),
+                        T::load(isa, k[3].wrapping_add(c)),
+                    ];
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let q = f32::load(isa, q.wrapping_add(r * self.d + c));
+                        for (acc, k) in acc.iter_mut().zip(k) {
+                            *acc = isa.mul_add_e_f32s(q, k, *acc);
+                        }
+                    }
+                }
+            }
+            for (r, acc) in acc.into_iter().enumerate() {
+                // SAFETY: a row of scores has room for whole fours.
+                unsafe { *self.s.add((first + r) * KEYS + j).cast() = isa.sums(acc) };
+            }
+        }
+    }
+
+    /// Cap, slopes, bias and visibility; -inf behind the keys up to a whole vector. Whether every row sees all
+    /// of the keys.
+    ///
+    /// # Safety
+    /// The scores must hold the keys, in whole vectors.
+    #[inline(always)]
+    unsafe fn terms<I: Isa>(&mut self, isa: I, keys: &Range<usize>) -> bool {
+        let (terms, n, lanes) = (&self.call.terms, keys.len(), I::F32_LANES);
+        let vectors = n.div_ceil(lanes);
+        let mut whole = true;
+        for r in 0..self.count {
+            let (head, token) = (self.rows.head[r], self.rows.token[r]);
+            let s: *mut I::f32s = self.s.wrapping_add(r * KEYS).cast();
+            let mut seen = interval(self.call.keys(self.b, token), keys);
+            // SAFETY: the caller's.
+            unsafe {
+                if let Some(cap) = terms.softcap {
+                    terms::cap(isa, s, vectors, cap);
+                }
+                if let Some(slopes) = terms.slopes {
+                    let ahead = self.call.pos(self.b, token).saturating_sub(keys.start as i64) as f32;
+                    let (ahead, slope) = (isa.splat_f32s(ahead), isa.splat_f32s(-slopes[head]));
+                    for x in 0..vectors {
+                        let [j]: [I::f32s; 1] = terms::lanes(isa, |i| (x * lanes + i) as f32);
+                        let distance = isa.abs_f32s(isa.sub_f32s(ahead, j));
+                        *s.add(x) = isa.mul_add_e_f32s(slope, distance, *s.add(x));
+                    }
+                }
+                if let Some(bias) = &terms.bias {
+                    let row = bias.row(self.b, head, token);
+                    for j in 0..n {
+                        let x = *row.wrapping_offset((keys.start + j) as isize * bias.strides()[3]);
+                        *s.cast::<f32>().add(j) += x;
+                        seen &= !(u64::from(x == f32::NEG_INFINITY) << j);
+                    }
+                }
+                if let Some(mask) = &terms.mask {
+                    let stride = mask.strides()[3];
+                    let row = mask.row(self.b, head, token).wrapping_offset(keys.start as isize * stride);
+                    seen &= if stride == 1 {
+                        isa.bits(row, n)
+                    } else {
+                        (0..n).fold(0, |bits, j| {
+                            bits | u64::from(*row.wrapping_offset(j as isize * stride)) << j
+                        })
+                    };
+                }
+                let all = seen == u64::MAX >> (KEYS - n);
+                whole &= all;
+                if !all || n % lanes > 0 {
+                    for x in 0..vectors {
+                        *s.add(x) = isa.hide(*s.add(x), seen >> (x * lanes));
+                    }
+                }
+            }
+            self.seen[r] = seen;
+        }
+        whole
+    }
+
+    /// One step of the online softmax for each row.
+    ///
+    /// # Safety
+    /// The scores must hold `n` keys, in whole vectors.
+    #[inline(always)]
+    unsafe fn softmax<I: Isa>(&mut self, isa: I, n: usize) {
+        for r in 0..self.count {
+            // SAFETY: the caller's.
+            let (s, state) = unsafe {
+                let s = self.s.add(r * KEYS).cast::<I::f32s>();
+                (core::slice::from_raw_parts_mut(s, n.div_ceil(I::F32_LANES)), &mut *self.state(r))
+            };
+            let mut max = isa.splat_f32s(f32::NEG_INFINITY);
+            for s in s.iter() {
+                max = isa.max_f32s(*s, max);
+            }
+            let max = state[0].max(isa.reduce_max_f32s(max));
+            let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
+            let shifts = isa.splat_f32s(shift);
+            let mut sum = isa.splat_f32s(0.0);
+            for s in s {
+                *s = exp(isa, isa.sub_f32s(*s, shifts));
+                sum = isa.add_f32s(sum, *s);
+            }
+            let correction = exp(isa, isa.splat_f32s(state[0] - shift));
+            self.correction[r] = isa.reduce_max_f32s(correction);
+            *state = [max, state[1] * self.correction[r] + isa.reduce_sum_f32s(sum)];
+        }
+    }
+
+    /// Adds the weighted values of `n` keys to the records. Asks for the rows `ahead`.
+    ///
+    /// # Safety
+    /// `v` must hold rows of `dv` readable elements.
+    #[inline(always)]
+    unsafe fn values<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        n: usize,
+        v: &Pointers<T>,
+        ahead: &Pointers<T>,
+        whole: bool,
+    ) {
+        // SAFETY: the caller's; there are `count` rows.
+        unsafe {
+            let mut r = 0;
+            while NQ >= 4 && whole && r + 4 <= self.count {
+                self.value_rows::<I, 4>(isa, r, n, v, ahead, None);
+                r += 4;
+            }
+            while whole && r + 2 <= self.count {
+                self.value_rows::<I, 2>(isa, r, n, v, ahead, None);
+                r += 2;
+            }
+            while r < self.count {
+                let seen = if whole { None } else { Some(self.seen[r]) };
+                self.value_rows::<I, 1>(isa, r, n, v, ahead, seen);
+                r += 1;
+            }
+        }
+    }
+
+    /// `R` rows from `first` on.
+    #[inline(always)]
+    unsafe fn value_rows<I: Isa, const R: usize>(
+        &self,
+        isa: I,
+        first: usize,
+        n: usize,
+        v: &Pointers<T>,
+        ahead: &Pointers<T>,
+        seen: Option<u64>,
+    ) {
+        let (lanes, mut c) = (I::F32_LANES, 0);
+        // SAFETY: the caller's.
+        unsafe {
+            while c + 4 * lanes <= self.dv {
+                let ahead = if first == 0 && c == 0 { Some(ahead) } else { None };
+                self.value_tile::<I, R, 4>(isa, first, n, v, c, ahead, seen);
+                c += 4 * lanes;
+            }
+            while c < self.dv {
+                let ahead = if first == 0 && c == 0 { Some(ahead) } else { None };
+                self.value_tile::<I, R, 1>(isa, first, n, v, c, ahead, seen);
+                c += lanes;
+            }
+        }
+    }
+
+    /// `C` vectors of features from `c` on, of `R` rows from `first` on.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn value_tile<I: Isa, const R: usize, const C: usize>(
+        &self,
+        isa: I,
+        first: usize,
+        n: usize,
+        v: &Pointers<T>,
+        c: usize,
+        ahead: Option<&Pointers<T>>,
+        seen: Option<u64>,
+    ) {
+        let mut acc = [[isa.splat_f32s(0.0); C]; R];
+        // SAFETY: the caller's; a record holds `dv` f32 and more.
+        unsafe {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let correction = isa.splat_f32s(self.correction[first + r]);
+                for (x, acc) in acc.iter_mut().enumerate() {
+                    let o = f32::load(isa, self.o[first + r].add(c + x * I::F32_LANES));
+                    *acc = isa.mul_f32s(o, correction);
+                }
+            }
+            for j in 0..n {
+                if let Some(ahead) = ahead {
+                    prefetch(isa, ahead[j], self.d);
+                }
+                if let Some(seen) = seen {
+                    if seen >> j & 1 == 0 {
+                        continue;
+                    }
+                }
+                let row = v[j].wrapping_add(c);
+                let mut value = [isa.splat_f32s(0.0); C];
+                for (x, value) in value.iter_mut().enumerate() {
+                    *value = T::load(isa, row.wrapping_add(x * I::F32_LANES));
+                }
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let weight = isa.splat_f32s(*self.s.add((first + r) * KEYS + j));
+                    for (acc, value) in acc.iter_mut().zip(value) {
+                        *acc = isa.mul_add_e_f32s(weight, value, *acc);
+                    }
+                }
+            }
+            for (r, acc) in acc.iter().enumerate() {
+                for (x, acc) in acc.iter().enumerate() {
+                    f32::store(isa, self.o[first + r].add(c + x * I::F32_LANES), *acc);
+                }
+            }
+        }
+    }
+}
+
+/// Asks for a row of `n` elements.
+#[inline(always)]
+fn prefetch<I: Isa, T>(isa: I, row: *const T, n: usize) {
+    for c in (0..n).step_by(64 / size_of::<T>()) {
+        isa.prefetch(row.wrapping_add(c).cast());
+    }
+}
+
+/// The keys of a chunk that lie in an interval, as bits.
+#[inline(always)]
+fn interval(seen: Range<usize>, keys: &Range<usize>) -> u64 {
+    let clamp = |j: usize| j.clamp(keys.start, keys.end) - keys.start;
+    let below = |j: usize| if j == 0 { 0 } else { u64::MAX >> (KEYS - j) };
+    below(clamp(seen.end)) & !below(clamp(seen.start))
+}
+
+/// Maximum and sum in a record.
+#[inline(always)]
+fn state(record: *mut f32, dv: usize) -> *mut [f32; 2] {
+    record.wrapping_add(dv.next_multiple_of(WIDEST)).cast()
+}
+
+/// Joins the records of `spans` spans, `len` f32 apart, and writes the rows of a key/value head.
+///
+/// # Safety
+/// The records of all rows that are computed must be there, and the rows be for the caller to write.
+pub(crate) unsafe fn join<T: Element>(
+    call: &Call<'_, T>,
+    b: usize,
+    hk: usize,
+    records: *mut f32,
+    len: usize,
+    spans: usize,
+    out: &RowsMut<'_, T>,
+) {
+    let ([_, _, lq, _], dv) = (call.q.shape(), call.v.shape()[3]);
+    for token in 0..lq {
+        for h in 0..call.group {
+            let head = hk * call.group + h;
+            let gate = call.terms.gates.map_or(1.0, |gates| gates[head]);
+            let first = records.wrapping_add((token * call.group + h) * record(dv));
+            let place = out.row(b, head, token);
+            let closed = gate == 0.0 || token >= call.q_len(b);
+            // SAFETY: the caller's.
+            unsafe {
+                let [mut max, mut sum] = if closed { [f32::NEG_INFINITY, 0.0] } else { *state(first, dv) };
+                if !closed && spans > 1 {
+                    for span in 1..spans {
+                        max = max.max((*state(first.wrapping_add(span * len), dv))[0]);
+                    }
+                    sum = 0.0;
+                    for span in 0..spans {
+                        let record = first.wrapping_add(span * len);
+                        let [m, l] = *state(record, dv);
+                        let weight = if m == max { 1.0 } else { (m - max).exp() };
+                        sum += l * weight;
+                        for c in 0..dv {
+                            let x = *record.add(c) * weight;
+                            *first.add(c) = if span == 0 { x } else { *first.add(c) + x };
+                        }
+                    }
+                }
+                let factor = if sum == 0.0 { 0.0 } else { gate / sum };
+                for c in 0..dv {
+                    let x = if sum == 0.0 { 0.0 } else { canonical(*first.add(c) * factor) };
+                    *place.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(x);
+                }
+                if let Some(lse) = out.lse {
+                    let x = if sum == 0.0 { f32::NEG_INFINITY } else { canonical(max + sum.ln()) };
+                    *lse.add(call.lse_index(b, head, token)) = x;
+                }
+            }
+        }
+    }
+}
