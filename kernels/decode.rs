@@ -2,7 +2,7 @@
 //! that it costs, so each is read once, by all the rows of its head, in order:
 //!
 //! ```text
-//! for each chunk of 64 keys:
+//! for each chunk of keys:
 //!     scores  s[r][j] = sum over c of q[r][c] * k[j][c]      lanes along c; V of the chunk is asked for
 //!     terms   s[r][j] = cap, slopes, bias, visibility        lanes along j
 //!     softmax m[r], l[r] as in `prefill.rs`
@@ -27,7 +27,7 @@ use crate::exp::exp;
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::pack::{MAX_ROWS, canonical};
-use crate::prefill::{KEYS, key_blocks};
+use crate::prefill::KEYS;
 use crate::scratch::Scratch;
 use crate::split::{RowsMut, SpanTask, Task};
 use crate::terms::{self, Rows};
@@ -47,8 +47,13 @@ pub(crate) fn record(dv: usize) -> usize {
 /// Lanes of the widest level.
 const WIDEST: usize = 16;
 
+/// Keys of a chunk at most: with 64 (at D = 128, f32) chunks crowd each other out of the nearest cache, with 16
+/// the softmax costs more.
+const CHUNK: usize = 32;
+const _: () = assert!(CHUNK <= 64 && KEYS.is_multiple_of(CHUNK), "a row has a bit for each key of a chunk");
+
 /// The rows of K or V for the keys of a chunk, all of them readable in whole vectors.
-type Pointers<T> = [*const T; KEYS];
+type Pointers<T> = [*const T; CHUNK];
 
 /// The rows at work, and their buffers. Row `r` is query `token[r]` of head `head[r]`.
 struct Few<'a, T> {
@@ -59,13 +64,20 @@ struct Few<'a, T> {
     /// Scaled queries, `d` of them a row, a multiple of the lanes.
     q: *mut f32,
     d: usize,
-    /// `KEYS` scores a row, then weights.
+    /// `CHUNK` scores a row, then weights.
     s: *mut f32,
     dv: usize,
     /// The record of each row.
     o: [*mut f32; MAX_ROWS],
+    /// Running maximum of each row, and a vector of sums.
+    m: [f32; MAX_ROWS],
+    l: *mut f32,
     /// Factor of each row on what was accumulated before.
     correction: [f32; MAX_ROWS],
+    /// The interval of keys of each row.
+    keys: [[usize; 2]; MAX_ROWS],
+    /// The keys in all of these intervals.
+    common: Range<usize>,
     /// Bit `j` of word `r`: row `r` sees key `j` of the chunk.
     seen: [u64; MAX_ROWS],
 }
@@ -91,12 +103,13 @@ impl<T: Element> Op for Decode<'_, '_, T> {
         let (dq, width) = (d.next_multiple_of(lanes), dv.next_multiple_of(lanes));
         let (copy_k, copy_v) = (needs_copy(&call.k, lanes), needs_copy(&call.v, lanes));
         let copied =
-            |copy: bool, width: usize| if copy { (KEYS * width * size_of::<T>()).div_ceil(4) } else { 0 };
-        let [q, s, records, kc, vc] = Scratch::take(
+            |copy: bool, width: usize| if copy { (CHUNK * width * size_of::<T>()).div_ceil(4) } else { 0 };
+        let [q, s, l, records, kc, vc] = Scratch::take(
             memory,
             [
                 count * dq,
-                count * KEYS,
+                count * CHUNK,
+                count * lanes,
                 if part.is_null() { all * record(dv) } else { 0 },
                 copied(copy_k, dq),
                 copied(copy_v, width),
@@ -118,41 +131,43 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 s: s.as_mut_ptr(),
                 dv: width,
                 o: [core::ptr::null_mut(); MAX_ROWS],
+                m: [f32::NEG_INFINITY; MAX_ROWS],
+                l: l.as_mut_ptr(),
                 correction: [1.0; MAX_ROWS],
+                keys: [[0; 2]; MAX_ROWS],
+                common: stack.keys(count - 1).start..stack.keys(0).end,
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
                 few.o[r] = record_of(few.rows.head[r], few.rows.token[r]);
+                few.keys[r] = [stack.keys(r).start, stack.keys(r).end];
             }
-            let visible = stack.keys(0).start.max(span.start)..stack.keys(count - 1).end.min(span.end);
+            let visible = few.keys[0][0].max(span.start)..few.keys[count - 1][1].min(span.end);
             // SAFETY: the buffers were taken for these rows; `visible` lies inside the axis; copies have room
             // for a chunk.
             unsafe {
                 few.begin(isa, span.start == 0);
-                let mut next = key_blocks(visible.clone());
-                let mut chunk = next.next();
-                while let Some(keys) = chunk {
-                    chunk = next.next();
-                    let (k, v) = (few.pointers(&call.k, hk, &keys), few.pointers(&call.v, hk, &keys));
-                    let mut ahead = [core::ptr::null(); KEYS];
-                    if let Some(keys) = &chunk {
-                        ahead = few.pointers(&call.k, hk, keys);
+                // From a multiple of CHUNK on, so that the lanes of a row's sum are the same keys always.
+                let first = if visible.is_empty() { visible.start } else { visible.start / CHUNK * CHUNK };
+                let mut keys = first..visible.end.min(first + CHUNK);
+                let mut next_k = few.pointers(&call.k, hk, &keys);
+                while !keys.is_empty() {
+                    let (n, mut k, mut v) = (keys.len(), next_k, few.pointers(&call.v, hk, &keys));
+                    let next = keys.end..visible.end.min(keys.end + CHUNK);
+                    next_k = few.pointers(&call.k, hk, &next);
+                    if copy_k {
+                        k = few.copy(&call.k, &k, n, dq, kc.as_mut_ptr().cast());
                     }
-                    let k = if copy_k {
-                        few.copy(&call.k, &k, keys.len(), dq, kc.as_mut_ptr().cast())
-                    } else {
-                        k
-                    };
-                    few.scores::<I, NQ>(isa, keys.len(), &k, &v);
+                    few.scores::<I, NQ>(isa, n, &k, &v);
                     let whole = few.terms(isa, &keys);
-                    few.softmax(isa, keys.len());
-                    let v = if copy_v {
-                        few.copy(&call.v, &v, keys.len(), width, vc.as_mut_ptr().cast())
-                    } else {
-                        v
-                    };
-                    few.values::<I, NQ>(isa, keys.len(), &v, &ahead, whole);
+                    few.softmax(isa, n);
+                    if copy_v {
+                        v = few.copy(&call.v, &v, n, width, vc.as_mut_ptr().cast());
+                    }
+                    few.values::<I, NQ>(isa, n, &v, &next_k, whole);
+                    keys = next;
                 }
+                few.end(isa);
             }
         }
         if part.is_null() {
@@ -174,7 +189,7 @@ impl<T: Element> Few<'_, T> {
     /// # Safety
     /// The buffers must be there for `count` rows.
     #[inline(always)]
-    unsafe fn begin<I: Isa>(&self, isa: I, with_sink: bool) {
+    unsafe fn begin<I: Isa>(&mut self, isa: I, with_sink: bool) {
         let ([.., d], stride) = (self.call.q.shape(), self.call.q.strides()[3]);
         for r in 0..self.count {
             let (head, token) = (self.rows.head[r], self.rows.token[r]);
@@ -192,25 +207,23 @@ impl<T: Element> Few<'_, T> {
                 }
                 let sink = self.call.terms.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
                 let sink = if with_sink { sink } else { f32::NEG_INFINITY };
-                let sum = if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 };
-                *self.state(r) = [sink, sum];
+                self.m[r] = sink;
+                let sum = self.l.add(r * I::F32_LANES);
+                f32::store(isa, sum, isa.splat_f32s(0.0));
+                *sum = if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 };
             }
         }
-    }
-
-    /// Maximum and sum of a row.
-    #[inline(always)]
-    fn state(&self, r: usize) -> *mut [f32; 2] {
-        state(self.o[r], self.call.v.shape()[3])
     }
 
     /// The rows of K or V for some keys; past them the last one again, up to whole fours.
     #[inline(always)]
     fn pointers(&self, view: &View<'_, T>, hk: usize, keys: &Range<usize>) -> Pointers<T> {
-        let mut pointers = [core::ptr::null(); KEYS];
-        let (first, stride) = (view.row(self.b, hk, keys.start), view.strides()[2]);
-        for (j, pointer) in pointers[..keys.len().next_multiple_of(4)].iter_mut().enumerate() {
-            *pointer = first.wrapping_offset(j.min(keys.len() - 1) as isize * stride);
+        let mut pointers = [core::ptr::null(); CHUNK];
+        if !keys.is_empty() {
+            let (first, stride) = (view.row(self.b, hk, keys.start), view.strides()[2]);
+            for (j, pointer) in pointers.iter_mut().enumerate() {
+                *pointer = first.wrapping_offset(j.min(keys.len() - 1) as isize * stride);
+            }
         }
         pointers
     }
@@ -218,7 +231,7 @@ impl<T: Element> Few<'_, T> {
     /// Copies rows side by side, filled with zeros up to `width`.
     ///
     /// # Safety
-    /// The first `n` pointers must be rows of the view, `to` must hold `KEYS * width` elements.
+    /// The first `n` pointers must be rows of the view, `to` must hold `CHUNK * width` elements.
     #[inline(always)]
     unsafe fn copy(
         &self,
@@ -229,7 +242,7 @@ impl<T: Element> Few<'_, T> {
         to: *mut T,
     ) -> Pointers<T> {
         let (features, stride) = (view.shape()[3], view.strides()[3]);
-        let mut pointers = [core::ptr::null(); KEYS];
+        let mut pointers = [core::ptr::null(); CHUNK];
         for j in 0..n.next_multiple_of(4) {
             let to = to.wrapping_add(j * width);
             pointers[j] = to.cast_const();
@@ -286,13 +299,14 @@ impl<T: Element> Few<'_, T> {
         let q = self.q.wrapping_add(first * self.d);
         for j in (0..n).step_by(4) {
             let k = [k[j], k[j + 1], k[j + 2], k[j + 3]];
-            if first == 0 {
-                for v in &v[j..j + 4] {
-                    prefetch(isa, *v, self.dv);
-                }
-            }
+            let v = [v[j], v[j + 1], v[j + 2], v[j + 3]];
             let mut acc = [[isa.splat_f32s(0.0); 4]; R];
             for c in (0..self.d).step_by(I::F32_LANES) {
+                if first == 0 {
+                    for v in v {
+                        isa.prefetch(v.wrapping_add(c).cast());
+                    }
+                }
                 // SAFETY: the caller's, of whole vectors.
                 unsafe {
                     let k = [
@@ -311,7 +325,7 @@ impl<T: Element> Few<'_, T> {
             }
             for (r, acc) in acc.into_iter().enumerate() {
                 // SAFETY: a row of scores has room for whole fours.
-                unsafe { *self.s.add((first + r) * KEYS + j).cast() = isa.sums(acc) };
+                unsafe { *self.s.add((first + r) * CHUNK + j).cast() = isa.sums(acc) };
             }
         }
     }
@@ -325,11 +339,15 @@ impl<T: Element> Few<'_, T> {
     unsafe fn terms<I: Isa>(&mut self, isa: I, keys: &Range<usize>) -> bool {
         let (terms, n, lanes) = (&self.call.terms, keys.len(), I::F32_LANES);
         let vectors = n.div_ceil(lanes);
+        let plain = !self.call.is_masked() && terms.softcap.is_none() && terms.slopes.is_none();
+        if plain && n % lanes == 0 && self.common.start <= keys.start && keys.end <= self.common.end {
+            return true;
+        }
         let mut whole = true;
         for r in 0..self.count {
             let (head, token) = (self.rows.head[r], self.rows.token[r]);
-            let s: *mut I::f32s = self.s.wrapping_add(r * KEYS).cast();
-            let mut seen = interval(self.call.keys(self.b, token), keys);
+            let s: *mut I::f32s = self.s.wrapping_add(r * CHUNK).cast();
+            let mut seen = interval(self.keys[r][0]..self.keys[r][1], keys);
             // SAFETY: the caller's.
             unsafe {
                 if let Some(cap) = terms.softcap {
@@ -363,7 +381,7 @@ impl<T: Element> Few<'_, T> {
                         })
                     };
                 }
-                let all = seen == u64::MAX >> (KEYS - n);
+                let all = seen == u64::MAX >> (64 - n);
                 whole &= all;
                 if !all || n % lanes > 0 {
                     for x in 0..vectors {
@@ -376,33 +394,52 @@ impl<T: Element> Few<'_, T> {
         whole
     }
 
-    /// One step of the online softmax for each row.
+    /// One step of the online softmax for each row. The sums stay apart in lanes until the end, and nothing
+    /// has to be rescaled where no score exceeds the maximum, which is nearly always.
     ///
     /// # Safety
     /// The scores must hold `n` keys, in whole vectors.
     #[inline(always)]
     unsafe fn softmax<I: Isa>(&mut self, isa: I, n: usize) {
         for r in 0..self.count {
-            // SAFETY: the caller's.
-            let (s, state) = unsafe {
-                let s = self.s.add(r * KEYS).cast::<I::f32s>();
-                (core::slice::from_raw_parts_mut(s, n.div_ceil(I::F32_LANES)), &mut *self.state(r))
+            // SAFETY: the caller's; there is a vector of sums for each row.
+            let (s, sum) = unsafe {
+                let s = self.s.add(r * CHUNK).cast::<I::f32s>();
+                let sum = self.l.add(r * I::F32_LANES).cast::<I::f32s>();
+                (core::slice::from_raw_parts_mut(s, n.div_ceil(I::F32_LANES)), &mut *sum)
             };
-            let mut max = isa.splat_f32s(f32::NEG_INFINITY);
+            let before = isa.splat_f32s(self.m[r]);
+            let mut max = before;
             for s in s.iter() {
                 max = isa.max_f32s(*s, max);
             }
-            let max = state[0].max(isa.reduce_max_f32s(max));
-            let shift = if max == f32::NEG_INFINITY { 0.0 } else { max };
-            let shifts = isa.splat_f32s(shift);
-            let mut sum = isa.splat_f32s(0.0);
-            for s in s {
-                *s = exp(isa, isa.sub_f32s(*s, shifts));
-                sum = isa.add_f32s(sum, *s);
+            self.correction[r] = 1.0;
+            if isa.first_true_m32s(isa.greater_than_f32s(max, before)) < I::F32_LANES {
+                self.m[r] = isa.reduce_max_f32s(max);
+                let correction = exp(isa, isa.sub_f32s(before, isa.splat_f32s(shift(self.m[r]))));
+                self.correction[r] = isa.reduce_max_f32s(correction);
+                *sum = isa.mul_f32s(*sum, correction);
             }
-            let correction = exp(isa, isa.splat_f32s(state[0] - shift));
-            self.correction[r] = isa.reduce_max_f32s(correction);
-            *state = [max, state[1] * self.correction[r] + isa.reduce_sum_f32s(sum)];
+            let shift = isa.splat_f32s(shift(self.m[r]));
+            for s in s {
+                *s = exp(isa, isa.sub_f32s(*s, shift));
+                *sum = isa.add_f32s(*sum, *s);
+            }
+        }
+    }
+
+    /// Writes maximum and sum of each row to its record.
+    ///
+    /// # Safety
+    /// There must be a vector of sums for each row.
+    #[inline(always)]
+    unsafe fn end<I: Isa>(&self, isa: I) {
+        for r in 0..self.count {
+            // SAFETY: the caller's.
+            unsafe {
+                let sum = isa.reduce_sum_f32s(*self.l.add(r * I::F32_LANES).cast::<I::f32s>());
+                *state(self.o[r], self.call.v.shape()[3]) = [self.m[r], sum];
+            }
         }
     }
 
@@ -453,12 +490,12 @@ impl<T: Element> Few<'_, T> {
         // SAFETY: the caller's.
         unsafe {
             while c + 4 * lanes <= self.dv {
-                let ahead = if first == 0 && c == 0 { Some(ahead) } else { None };
+                let ahead = if first == 0 { Some(ahead) } else { None };
                 self.value_tile::<I, R, 4>(isa, first, n, v, c, ahead, seen);
                 c += 4 * lanes;
             }
             while c < self.dv {
-                let ahead = if first == 0 && c == 0 { Some(ahead) } else { None };
+                let ahead = if first == 0 { Some(ahead) } else { None };
                 self.value_tile::<I, R, 1>(isa, first, n, v, c, ahead, seen);
                 c += lanes;
             }
@@ -490,7 +527,9 @@ impl<T: Element> Few<'_, T> {
             }
             for j in 0..n {
                 if let Some(ahead) = ahead {
-                    prefetch(isa, ahead[j], self.d);
+                    for x in 0..C {
+                        isa.prefetch(ahead[j].wrapping_add(c + x * I::F32_LANES).cast());
+                    }
                 }
                 if let Some(seen) = seen {
                     if seen >> j & 1 == 0 {
@@ -503,7 +542,7 @@ impl<T: Element> Few<'_, T> {
                     *value = T::load(isa, row.wrapping_add(x * I::F32_LANES));
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let weight = isa.splat_f32s(*self.s.add((first + r) * KEYS + j));
+                    let weight = isa.splat_f32s(*self.s.add((first + r) * CHUNK + j));
                     for (acc, value) in acc.iter_mut().zip(value) {
                         *acc = isa.mul_add_e_f32s(weight, value, *acc);
                     }
@@ -518,19 +557,17 @@ impl<T: Element> Few<'_, T> {
     }
 }
 
-/// Asks for a row of `n` elements.
+/// What to subtract before exp: the maximum, or 0 where nothing is visible yet.
 #[inline(always)]
-fn prefetch<I: Isa, T>(isa: I, row: *const T, n: usize) {
-    for c in (0..n).step_by(64 / size_of::<T>()) {
-        isa.prefetch(row.wrapping_add(c).cast());
-    }
+fn shift(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
 /// The keys of a chunk that lie in an interval, as bits.
 #[inline(always)]
 fn interval(seen: Range<usize>, keys: &Range<usize>) -> u64 {
     let clamp = |j: usize| j.clamp(keys.start, keys.end) - keys.start;
-    let below = |j: usize| if j == 0 { 0 } else { u64::MAX >> (KEYS - j) };
+    let below = |j: usize| if j == 0 { 0 } else { u64::MAX >> (64 - j) };
     below(clamp(seen.end)) & !below(clamp(seen.start))
 }
 
