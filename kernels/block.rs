@@ -14,7 +14,7 @@ use crate::pack::{self, MAX_ROWS, canonical};
 use crate::products::{Scores, Source, Values, divide, softmax};
 use crate::split::RowsMut;
 use crate::terms::{self, Rows};
-use crate::tile;
+use crate::tile::{self, Feed};
 
 /// The stack of rows that a task works on.
 pub(crate) struct Stack<'a, T> {
@@ -75,9 +75,12 @@ pub(crate) struct Span {
     pub keys: Range<usize>,
     pub k: Source,
     pub v: Source,
-    /// Whether to ask for these values, and for as many keys behind these, meanwhile.
+    /// Whether to ask for these values meanwhile, and for the keys behind these.
     pub ahead: bool,
 }
+
+/// Keys or features beside the narrower tiles: enough sums for the multiply-add units not to wait.
+const TALL: usize = 12;
 
 /// A call of [`Stack::act_at`].
 struct Act<'a, I: Isa, T, const N: usize, const MR: usize> {
@@ -115,9 +118,9 @@ impl<T: Element> Stack<'_, T> {
         // One function for each width, in the instructions of the level: inlined at every call they would be
         // many times the code.
         if block.count <= I::F32_LANES {
-            isa.vectorize(Act::<I, T, 1, MR> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, T, 1, TALL> { isa, stack: self, block, buffers, action });
         } else if NQ > 2 && block.count <= 2 * I::F32_LANES {
-            isa.vectorize(Act::<I, T, 2, MR> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, T, 2, TALL> { isa, stack: self, block, buffers, action });
         } else {
             isa.vectorize(Act::<I, T, NQ, MR> { isa, stack: self, block, buffers, action });
         }
@@ -239,7 +242,7 @@ impl<T: Element> Stack<'_, T> {
         }
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
-        let next = if span.ahead { Some([span.k.skip(span.keys.len()), span.v]) } else { None };
+        let feed = if span.ahead { Feed::new(span.v, n, call.q.shape()[3], MR) } else { Feed::none() };
         let Buffers { qt, st, extra, .. } = buffers;
         let terms = &call.terms;
 
@@ -256,7 +259,7 @@ impl<T: Element> Stack<'_, T> {
                 added = Some(both);
             }
             let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
-            let mut scores = Scores { isa, n, d, k, qt, st, max, next, added: added.as_ref() };
+            let mut scores = Scores { isa, n, d, k, qt, st, max, feed, added: added.as_ref() };
             tile::cover::<MR>(n, &mut scores);
             let max = scores.max;
             let plus = added.as_ref().filter(|added| added.seen == Seen::Some);
@@ -309,7 +312,11 @@ impl<T: Element> Stack<'_, T> {
             let v = span.v.skip(seen.start - span.keys.start);
             let (st, ot) = (buffers.st, buffers.ot);
             let (n, dv, added) = (seen.len(), self.call.v.shape()[3], added.as_ref());
-            let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, added };
+            let mut feed = Feed::none();
+            if span.ahead {
+                feed = Feed::new(span.k.skip(span.keys.len()), n, dv, MR);
+            }
+            let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
             tile::cover::<MR>(dv, &mut values);
         }
     }

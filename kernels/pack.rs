@@ -61,13 +61,14 @@ pub(crate) unsafe fn pack<I: Isa, T: Element, const NQ: usize>(
     }
 }
 
-/// NaN as the one NaN: which of several a sum returns is up to the order of its operands.
+/// NaN as the one NaN, and 0 as the positive one: which NaN a sum returns is up to the order of its operands,
+/// and whether a sum of underflown terms ends at -0 to whether a 0 was added for a hidden pair.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { f32::NAN } else { x }
+    if x.is_nan() { f32::NAN } else { x + 0.0 }
 }
 
-/// Writes the output: `rows[i][c] = packed[c][i] * factor[i]` for the first `count` rows, NaN as the one NaN.
+/// Writes the output: `rows[i][c] = packed[c][i] * factor[i]` for the first `count` rows, [`canonical`].
 ///
 /// # Safety
 /// Each of the first `count` rows must be writable at `c * stride` for `c < dv`; `packed` must hold `dv * NQ`
@@ -104,6 +105,7 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
             for (t, x) in square.as_mut().iter_mut().enumerate() {
                 // SAFETY: `c + t < dv`.
                 let y = isa.mul_f32s(unsafe { *packed.add((c + t) * NQ + n) }, factor);
+                let y = isa.add_f32s(y, isa.splat_f32s(0.0));
                 *x = isa.select_f32s(isa.equal_f32s(y, y), y, nan);
             }
             for (x, row) in isa.transpose(square).as_ref().iter().zip(rows) {

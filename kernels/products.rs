@@ -3,7 +3,7 @@
 use crate::exp::exp;
 use crate::extra::Added;
 use crate::isa::Isa;
-use crate::tile::{self, Tile};
+use crate::tile::{self, Feed, Tile};
 
 /// Rows of K or V as f32, features side by side: in the caller's memory or copied to scratch.
 #[derive(Clone, Copy)]
@@ -21,17 +21,6 @@ impl Source {
     pub fn skip(self, rows: usize) -> Self {
         Self { ptr: self.ptr.wrapping_offset(rows as isize * self.row), ..self }
     }
-
-    /// Asks for `count` rows from `start` on, for the second-level cache.
-    #[inline(always)]
-    fn prefetch<I: Isa>(self, isa: I, start: usize, count: usize) {
-        const LINE: usize = 64 / size_of::<f32>();
-        for j in start..start + count {
-            for c in (0..self.features).step_by(LINE) {
-                isa.prefetch(self.skip(j).ptr.wrapping_add(c));
-            }
-        }
-    }
 }
 
 /// `st[j] = sum over c of k[j][c] * qt[c]`, and the maximum over j.
@@ -43,8 +32,8 @@ pub(crate) struct Scores<'a, I: Isa, const NQ: usize> {
     pub qt: *const I::f32s,
     pub st: *mut I::f32s,
     pub max: [I::f32s; NQ],
-    /// Rows to ask for meanwhile, a few with each tile: the keys after these, and the values of these.
-    pub next: Option<[Source; 2]>,
+    /// Rows to ask for meanwhile.
+    pub feed: Feed,
     /// Half of what it adds next is asked for, too.
     pub added: Option<&'a Added>,
 }
@@ -53,17 +42,13 @@ impl<I: Isa, const NQ: usize> Tile for Scores<'_, I, NQ> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, j: usize) {
         let Self { isa, d, k, qt, st, .. } = *self;
-        if let Some([k, v]) = self.next {
-            k.prefetch(isa, j, M);
-            v.prefetch(isa, j, M);
-        }
         if let Some(added) = self.added {
             let half = NQ * I::F32_LANES / 2;
             added.prefetch(isa, j * half / self.n, (j + M) * half / self.n);
         }
         // SAFETY: made with D readable features for each key, and room in `st`.
         unsafe {
-            let acc = tile::product::<I, NQ, M>(isa, d, k.skip(j).ptr, [k.row, 1], qt);
+            let acc = tile::product::<I, NQ, M>(isa, d, k.skip(j).ptr, [k.row, 1], qt, &mut self.feed);
             for (m, acc) in acc.iter().enumerate() {
                 for (x, acc) in acc.iter().enumerate() {
                     self.max[x] = isa.max_f32s(*acc, self.max[x]);
@@ -85,6 +70,8 @@ pub(crate) struct Values<'a, I: Isa, const NQ: usize> {
     pub correction: [I::f32s; NQ],
     /// `ot` holds nothing yet.
     pub fresh: bool,
+    /// Rows to ask for meanwhile.
+    pub feed: Feed,
     /// The other half of what is added next.
     pub added: Option<&'a Added>,
 }
@@ -99,7 +86,7 @@ impl<I: Isa, const NQ: usize> Tile for Values<'_, I, NQ> {
         }
         // SAFETY: made with `n` readable values, and room in `ot` for every feature.
         unsafe {
-            let acc = tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st);
+            let acc = tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st, &mut self.feed);
             for (m, acc) in acc.iter().enumerate() {
                 for (x, acc) in acc.iter().enumerate() {
                     let ot = &mut *ot.add((c + m) * NQ + x);

@@ -9,6 +9,53 @@
 //! with `NQ * M` independent sums the multiply-add units never wait, and `a` may have any strides at no cost.
 
 use crate::isa::Isa;
+use crate::products::Source;
+
+/// Steps of a tile after which to ask for more.
+const STEPS: usize = 16;
+
+/// Floats of a cache line.
+const LINE: usize = 64 / size_of::<f32>();
+
+/// Rows to ask for, for the second-level cache, while a product runs: some lines every `STEPS` steps. All at
+/// once they would fill the buffers that the product's own loads wait in.
+pub(crate) struct Feed {
+    row: *const f32,
+    column: usize,
+    rows: Source,
+    lines: usize,
+    pace: usize,
+}
+
+impl Feed {
+    /// The first `count` of `rows`, of which a product over `count` such rows with `features` each, cut in
+    /// tiles of `tall` rows of either, is to ask for all.
+    #[inline(always)]
+    pub fn new(rows: Source, count: usize, features: usize, tall: usize) -> Self {
+        let lines = rows.features.div_ceil(LINE);
+        let pace = (tall * lines).div_ceil(features.div_ceil(STEPS).max(1));
+        Self { row: rows.ptr, column: 0, rows, lines: count * lines, pace }
+    }
+
+    /// Nothing to ask for.
+    #[inline(always)]
+    pub fn none() -> Self {
+        let rows = Source { ptr: core::ptr::null(), row: 0, features: 0 };
+        Self { row: rows.ptr, column: 0, rows, lines: 0, pace: 0 }
+    }
+
+    #[inline(always)]
+    fn step<I: Isa>(&mut self, isa: I) {
+        for _ in 0..self.pace.min(self.lines) {
+            isa.prefetch(self.row.wrapping_add(self.column));
+            self.column += LINE;
+            if self.column >= self.rows.features {
+                (self.column, self.row) = (0, self.row.wrapping_offset(self.rows.row));
+            }
+            self.lines -= 1;
+        }
+    }
+}
 
 /// One tile: `M` rows of `a` times `NQ` vectors, `steps` long.
 ///
@@ -21,20 +68,26 @@ pub(crate) unsafe fn product<I: Isa, const NQ: usize, const M: usize>(
     a: *const f32,
     [a_row, a_step]: [isize; 2],
     b: *const I::f32s,
+    feed: &mut Feed,
 ) -> [[I::f32s; NQ]; M] {
     let mut acc = [[isa.splat_f32s(0.0); NQ]; M];
     let (mut a, mut b) = (a, b);
-    for _ in 0..steps {
-        // SAFETY: the caller's; both pointers are inside their ranges for every step.
-        let vectors = unsafe { *b.cast::<[I::f32s; NQ]>() };
-        for (m, acc) in acc.iter_mut().enumerate() {
-            let scalar = isa.splat_f32s(unsafe { *a.wrapping_offset(m as isize * a_row) });
-            for n in 0..NQ {
-                acc[n] = isa.mul_add_e_f32s(scalar, vectors[n], acc[n]);
+    let mut left = steps;
+    while left > 0 {
+        feed.step(isa);
+        for _ in 0..left.min(STEPS) {
+            // SAFETY: the caller's; both pointers are inside their ranges for every step.
+            let vectors = unsafe { *b.cast::<[I::f32s; NQ]>() };
+            for (m, acc) in acc.iter_mut().enumerate() {
+                let scalar = isa.splat_f32s(unsafe { *a.wrapping_offset(m as isize * a_row) });
+                for n in 0..NQ {
+                    acc[n] = isa.mul_add_e_f32s(scalar, vectors[n], acc[n]);
+                }
             }
+            a = a.wrapping_offset(a_step);
+            b = b.wrapping_add(NQ);
         }
-        a = a.wrapping_offset(a_step);
-        b = b.wrapping_add(NQ);
+        left = left.saturating_sub(STEPS);
     }
     acc
 }
