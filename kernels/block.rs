@@ -10,6 +10,7 @@ use crate::Element;
 use crate::call::{Call, Stage};
 use crate::extra::{Added, Seen};
 use crate::isa::Isa;
+use crate::join;
 use crate::pack::{self, MAX_ROWS, canonical};
 use crate::products::{Scores, Source, Values, divide, softmax};
 use crate::split::RowsMut;
@@ -25,6 +26,10 @@ pub(crate) struct Stack<'a, T> {
     pub heads: &'a [usize],
     /// Token of row 0.
     pub token: usize,
+    /// The keys that are computed, of those that are visible.
+    pub span: Range<usize>,
+    /// Where the records of the head's rows go, or null where the rows themselves are written.
+    pub part: *mut f32,
 }
 
 /// A block of query rows, at most as wide as the register tile.
@@ -152,10 +157,11 @@ impl<T: Element> Stack<'_, T> {
         self.token + row / self.heads.len()
     }
 
-    /// The interval of keys of a row.
+    /// The interval of keys of a row, in this span. Both ends grow with the row.
     #[inline(always)]
     pub fn keys(&self, row: usize) -> Range<usize> {
-        self.call.keys(self.b, self.token_of(row))
+        let keys = self.call.keys(self.b, self.token_of(row));
+        keys.start.max(self.span.start)..keys.end.min(self.span.end)
     }
 
     /// Whether a row sees a key, by every rule.
@@ -202,7 +208,7 @@ impl<T: Element> Stack<'_, T> {
             pack::pack::<I, T, NQ>(isa, &q, call.q.strides()[3], call.q.shape()[3], call.scale, buffers.qt)
         };
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
-        if let Some(sinks) = call.terms.sinks {
+        if let (Some(sinks), 0) = (call.terms.sinks, self.span.start) {
             let one = |i: usize| if sinks[rows.head[i]] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
             (m, l) = (terms::lanes(isa, |i| sinks[rows.head[i]]), terms::lanes(isa, one));
         }
@@ -345,28 +351,37 @@ impl<T: Element> Stack<'_, T> {
                 unsafe { *buffers.ot.add(c) = zero };
             }
         }
-        let mut gate = [isa.splat_f32s(1.0); NQ];
-        if let Some(gates) = call.terms.gates {
-            gate = terms::lanes(isa, |i| gates[rows.head[i]]);
-        }
-        let factor = divide(isa, gate, l);
-        let mut place = [core::ptr::null_mut(); MAX_ROWS];
-        for (i, place) in place[..block.count].iter_mut().enumerate() {
-            *place = out.row(self.b, rows.head[i], rows.token[i]);
-        }
-        if let Some(lse) = out.lse {
-            for i in 0..block.count {
-                // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row.
-                unsafe {
-                    let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                    let lse = lse.add(call.lse_index(self.b, rows.head[i], rows.token[i]));
-                    *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
-                }
-            }
-        }
-        // SAFETY: rows of the task, Dv features each.
+        // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row; rows of the task have Dv
+        // features, as have their records.
         unsafe {
-            pack::unpack::<I, T, NQ>(isa, buffers.ot, factor, &place, block.count, out.strides[3], dv);
+            if self.part.is_null() {
+                let mut gate = [isa.splat_f32s(1.0); NQ];
+                if let Some(gates) = call.terms.gates {
+                    gate = terms::lanes(isa, |i| gates[rows.head[i]]);
+                }
+                let factor = divide(isa, gate, l);
+                let mut place = [core::ptr::null_mut(); MAX_ROWS];
+                for (i, place) in place[..block.count].iter_mut().enumerate() {
+                    *place = out.row(self.b, rows.head[i], rows.token[i]);
+                }
+                if let Some(lse) = out.lse {
+                    for i in 0..block.count {
+                        let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
+                        let lse = lse.add(call.lse_index(self.b, rows.head[i], rows.token[i]));
+                        *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
+                    }
+                }
+                pack::unpack::<I, T, NQ>(isa, buffers.ot, factor, &place, block.count, out.strides[3], dv);
+            } else {
+                let mut place = [core::ptr::null_mut(); MAX_ROWS];
+                for (i, place) in place[..block.count].iter_mut().enumerate() {
+                    *place = join::place(self.part, call, self.hk, rows.head[i], rows.token[i]);
+                    let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
+                    *join::state(*place, dv) = [m, l];
+                }
+                let one = [isa.splat_f32s(1.0); NQ];
+                pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place, block.count, 1, dv);
+            }
         }
         if block.hidden {
             let mut check = [zero; NQ];

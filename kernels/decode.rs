@@ -25,27 +25,20 @@ use crate::call::Call;
 use crate::element::Lanes;
 use crate::exp::exp;
 use crate::isa::Isa;
+use crate::join::{join, place, record, state};
 use crate::level::Op;
-use crate::pack::{MAX_ROWS, canonical};
+use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
 use crate::scratch::Scratch;
-use crate::split::{RowsMut, SpanTask, Task};
+use crate::split::Task;
 use crate::terms::{self, Rows};
 use crate::{Element, View};
 
 /// Computes the rows of a task over its span.
 pub(crate) struct Decode<'t, 'a, T> {
-    pub task: SpanTask<'a, T>,
+    pub task: Task<'a, T>,
     pub scratch: &'t mut Scratch,
 }
-
-/// f32 in the record of a row: its unscaled output in whole vectors of any level, then maximum and sum.
-pub(crate) fn record(dv: usize) -> usize {
-    dv.next_multiple_of(WIDEST) + WIDEST
-}
-
-/// Lanes of the widest level.
-const WIDEST: usize = 16;
 
 /// Keys of a chunk at most: with 64 (at D = 128, f32) chunks crowd each other out of the nearest cache, with 16
 /// the softmax costs more.
@@ -87,7 +80,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let SpanTask { task: Task { call, b, hk, tokens, rows: out }, keys: span, part } = self.task;
+        let Task { call, b, hk, tokens, keys: span, part, rows: out } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, _) = self.scratch.parts();
         heads.clear();
@@ -96,7 +89,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 heads.push(head);
             }
         }
-        let (group, lanes) = (hk * call.group, I::F32_LANES);
+        let lanes = I::F32_LANES;
         let count = heads.len() * call.q_len(b);
         let all = call.group * tokens.len();
         debug_assert!(all <= MAX_ROWS);
@@ -116,11 +109,8 @@ impl<T: Element> Op for Decode<'_, '_, T> {
             ],
         );
         let records = if part.is_null() { records.as_mut_ptr() } else { part };
-        let record_of = |head: usize, token: usize| {
-            records.wrapping_add((token * call.group + head - group) * record(dv))
-        };
         if count > 0 {
-            let stack = Stack { call, b, hk, heads, token: tokens.start };
+            let stack = Stack { call, b, hk, heads, token: tokens.start, span: span.clone(), part };
             let mut few = Few {
                 call,
                 b,
@@ -139,7 +129,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
-                few.o[r] = record_of(few.rows.head[r], few.rows.token[r]);
+                few.o[r] = place(records, call, hk, few.rows.head[r], few.rows.token[r]);
                 few.keys[r] = [stack.keys(r).start, stack.keys(r).end];
             }
             let visible = few.keys[0][0].max(span.start)..few.keys[count - 1][1].min(span.end);
@@ -569,64 +559,4 @@ fn interval(seen: Range<usize>, keys: &Range<usize>) -> u64 {
     let clamp = |j: usize| j.clamp(keys.start, keys.end) - keys.start;
     let below = |j: usize| if j == 0 { 0 } else { u64::MAX >> (64 - j) };
     below(clamp(seen.end)) & !below(clamp(seen.start))
-}
-
-/// Maximum and sum in a record.
-#[inline(always)]
-fn state(record: *mut f32, dv: usize) -> *mut [f32; 2] {
-    record.wrapping_add(dv.next_multiple_of(WIDEST)).cast()
-}
-
-/// Joins the records of `spans` spans, `len` f32 apart, and writes the rows of a key/value head.
-///
-/// # Safety
-/// The records of all rows that are computed must be there, and the rows be for the caller to write.
-pub(crate) unsafe fn join<T: Element>(
-    call: &Call<'_, T>,
-    b: usize,
-    hk: usize,
-    records: *mut f32,
-    len: usize,
-    spans: usize,
-    out: &RowsMut<'_, T>,
-) {
-    let ([_, _, lq, _], dv) = (call.q.shape(), call.v.shape()[3]);
-    for token in 0..lq {
-        for h in 0..call.group {
-            let head = hk * call.group + h;
-            let gate = call.terms.gates.map_or(1.0, |gates| gates[head]);
-            let first = records.wrapping_add((token * call.group + h) * record(dv));
-            let place = out.row(b, head, token);
-            let closed = gate == 0.0 || token >= call.q_len(b);
-            // SAFETY: the caller's.
-            unsafe {
-                let [mut max, mut sum] = if closed { [f32::NEG_INFINITY, 0.0] } else { *state(first, dv) };
-                if !closed && spans > 1 {
-                    for span in 1..spans {
-                        max = max.max((*state(first.wrapping_add(span * len), dv))[0]);
-                    }
-                    sum = 0.0;
-                    for span in 0..spans {
-                        let record = first.wrapping_add(span * len);
-                        let [m, l] = *state(record, dv);
-                        let weight = if m == max { 1.0 } else { (m - max).exp() };
-                        sum += l * weight;
-                        for c in 0..dv {
-                            let x = *record.add(c) * weight;
-                            *first.add(c) = if span == 0 { x } else { *first.add(c) + x };
-                        }
-                    }
-                }
-                let factor = if sum == 0.0 { 0.0 } else { gate / sum };
-                for c in 0..dv {
-                    let x = if sum == 0.0 { 0.0 } else { canonical(*first.add(c) * factor) };
-                    *place.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(x);
-                }
-                if let Some(lse) = out.lse {
-                    let x = if sum == 0.0 { f32::NEG_INFINITY } else { canonical(max + sum.ln()) };
-                    *lse.add(call.lse_index(b, head, token)) = x;
-                }
-            }
-        }
-    }
 }

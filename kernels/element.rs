@@ -4,7 +4,7 @@ use crate::decode::Decode;
 use crate::isa::Isa;
 use crate::map::Map;
 use crate::prefill::Prefill;
-use crate::split::{ScoresTask, SpanTask, Task};
+use crate::split::{ScoresTask, Task};
 use crate::{Error, Level, Scratch};
 
 mod sealed {
@@ -41,7 +41,7 @@ pub(crate) trait Lanes: Sized {
     /// Computes a task of many query rows.
     fn prefill(task: Task<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
     /// Computes a task of few query rows.
-    fn decode(task: SpanTask<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
+    fn decode(task: Task<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
     /// Writes the scores of a task.
     fn scores(task: ScoresTask<'_, Self>, level: Level, scratch: &mut Scratch) -> Result<(), Error>;
 }
@@ -78,7 +78,7 @@ impl Lanes for f32 {
         level.dispatch(Prefill { task, scratch })
     }
     #[inline(never)]
-    fn decode(task: SpanTask<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+    fn decode(task: Task<'_, f32>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
         level.dispatch(Decode { task, scratch })
     }
     #[inline(never)]

@@ -13,6 +13,7 @@
 //! | `isa.rs`, `isa/` | what each instruction set adds to pulp |
 //! | `prefill.rs` | the fused loop over blocks of keys |
 //! | `decode.rs` | the same for few query rows, where reading K and V is all |
+//! | `join.rs` | what some of the keys leave of a row, and joining it |
 //! | `block.rs` | a block of query rows: packing, scores, one step, output |
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
@@ -31,6 +32,7 @@ mod error;
 mod exp;
 mod extra;
 mod isa;
+mod join;
 mod level;
 mod map;
 mod measure;
@@ -49,5 +51,5 @@ pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
 pub use scratch::Scratch;
-pub use split::{Split, Tasks};
+pub use split::{Kernel, Split, Tasks};
 pub use view::{View, ViewMut};

@@ -41,7 +41,8 @@ impl<T: Element> Op for Map<'_, '_, T> {
                 unsafe { core::slice::from_raw_parts_mut(out.row(b, head, token), lk).fill(empty) };
             }
         }
-        let stack = Stack { call, b, hk, heads, token: tokens.start };
+        let part = core::ptr::null_mut();
+        let stack = Stack { call, b, hk, heads, token: tokens.start, span: 0..lk, part };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);

@@ -59,7 +59,7 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Task { call, b, hk, tokens, rows: out } = self.task;
+        let Task { call, b, hk, tokens, keys: span, part, rows: out } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, leaked) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start);
@@ -70,11 +70,14 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                 heads.push(head);
             }
             for token in if closed { tokens.start } else { end }..tokens.end {
+                if !part.is_null() {
+                    break; // `join` writes the rows
+                }
                 // SAFETY: a row of this task.
                 unsafe { zero(dv, &out, b, head, token, call.lse_index(b, head, token)) };
             }
         }
-        let stack = Stack { call, b, hk, heads, token: tokens.start };
+        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;

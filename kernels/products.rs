@@ -86,7 +86,8 @@ impl<I: Isa, const NQ: usize> Tile for Values<'_, I, NQ> {
         }
         // SAFETY: made with `n` readable values, and room in `ot` for every feature.
         unsafe {
-            let acc = tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st, &mut self.feed);
+            let acc =
+                tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st, &mut self.feed);
             for (m, acc) in acc.iter().enumerate() {
                 for (x, acc) in acc.iter().enumerate() {
                     let ot = &mut *ot.add((c + m) * NQ + x);

@@ -6,25 +6,32 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::call::{expect, length};
-use crate::decode;
+use crate::join;
+use crate::pack::MAX_ROWS;
+use crate::prefill::KEYS;
 use crate::view::count;
 use crate::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
 
-/// How a call is split into tasks. Every task has all the query heads of one key/value head, so that K and V
-/// are read once for them.
+/// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query heads
+/// of its key/value head, so that K and V are read once for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Split {
-    /// The kernel for many query rows: up to `tokens` queries, all of their keys.
-    Prefill {
-        /// Queries of a task.
-        tokens: usize,
-    },
-    /// The kernel for few query rows: all queries, the keys of one span. Spans are joined in their order when
-    /// all of them are done; where they lie changes the rounding.
-    Decode {
-        /// Keys of a task, rounded up to a multiple of 64.
-        span: usize,
-    },
+pub struct Split {
+    /// Which kernel computes.
+    pub kernel: Kernel,
+    /// Queries of a task. Not for [`Kernel::Decode`], which takes all of them.
+    pub tokens: usize,
+    /// Keys of a task, rounded up to a multiple of 64. Where there are several spans they are joined in their
+    /// order when all are done; where they lie changes the rounding.
+    pub span: usize,
+}
+
+/// The kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// For many query rows: rows in the lanes.
+    Prefill,
+    /// For few query rows, at most 64 on a key/value head: features in the lanes.
+    Decode,
 }
 
 /// The tasks of a call, to be computed by as many threads as there are. No two of them write the same row.
@@ -32,8 +39,9 @@ pub enum Split {
 pub struct Tasks<'a, T> {
     call: &'a Call<'a, T>,
     job: Job<'a, T>,
-    /// Batch entries, key/value heads and blocks of each (of queries or of keys).
-    grid: [usize; 3],
+    /// Batch entries, key/value heads, blocks of queries, spans of keys.
+    grid: [usize; 4],
+    tokens: usize,
     /// The first key/value head.
     hk: usize,
     /// The next task to give out.
@@ -42,9 +50,8 @@ pub struct Tasks<'a, T> {
 
 #[derive(Debug)]
 enum Job<'a, T> {
-    Prefill { tokens: usize, out: RowsMut<'a, T> },
-    Decode { span: usize, parts: *mut f32, out: RowsMut<'a, T> },
-    Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, tokens: usize, out: RowsMut<'a, f32> },
+    Attend { kernel: Kernel, span: usize, parts: *mut f32, out: RowsMut<'a, T> },
+    Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, out: RowsMut<'a, f32> },
 }
 
 // SAFETY: what is shared is read only, but for the rows of the output and the parts, and of those each task
@@ -53,21 +60,17 @@ enum Job<'a, T> {
 unsafe impl<T: Element> Send for Tasks<'_, T> {}
 unsafe impl<T: Element> Sync for Tasks<'_, T> {}
 
-/// The right to compute and write the rows of some queries and of all query heads on one key/value head.
+/// The right to compute some keys' part in the rows of some queries and of all query heads on one key/value
+/// head.
 pub(crate) struct Task<'a, T> {
     pub call: &'a Call<'a, T>,
     pub b: usize,
     pub hk: usize,
     pub tokens: Range<usize>,
-    pub rows: RowsMut<'a, T>,
-}
-
-/// The same for the keys of a span only.
-pub(crate) struct SpanTask<'a, T> {
-    pub task: Task<'a, T>,
     pub keys: Range<usize>,
-    /// Where the records of the rows go, or null where there is one span, which writes the rows itself.
+    /// Where the records of the head's rows go, or null where the rows themselves are written.
     pub part: *mut f32,
+    pub rows: RowsMut<'a, T>,
 }
 
 /// The same for the scores of some of these heads.
@@ -124,29 +127,25 @@ impl<T: Element> Call<'_, T> {
         let lse = lse.map(|lse| lse.as_mut_ptr());
         let out = RowsMut { ptr, strides, first: [0, 0], lse, _data: PhantomData };
         let ([b, _, lq, _], hk) = (self.q.shape(), self.kv_heads());
-        let (job, blocks) = match split {
-            Split::Prefill { tokens } => {
-                let tokens = tokens.max(1);
-                (Job::Prefill { tokens, out }, lq.div_ceil(tokens))
-            }
-            Split::Decode { span } => {
-                let span = span.max(1).next_multiple_of(crate::prefill::KEYS);
-                let spans = self.k.shape()[2].div_ceil(span).max(1);
-                let mut ptr = core::ptr::null_mut();
-                if spans > 1 {
-                    let shape = [b, hk, spans, self.part_len()];
-                    let floats = count(shape).ok_or(Error::TooLarge { argument: "parts", shape })?;
-                    ptr = parts.floats(floats).as_mut_ptr();
-                }
-                let parts = ptr;
-                (Job::Decode { span, parts, out }, if lq == 0 { 0 } else { spans })
-            }
-        };
-        let mut grid = [b, hk, blocks];
-        if self.group == 0 || grid.contains(&0) {
-            grid = [0; 3]; // the other sizes may be huge
+        let mut tokens = split.tokens.max(1);
+        if split.kernel == Kernel::Decode {
+            tokens = lq.max(1);
+            expect_few(self.group.saturating_mul(lq))?;
         }
-        Ok(Tasks { call: self, job, grid, hk: 0, next: AtomicUsize::new(0) })
+        let span = split.span.max(1).checked_next_multiple_of(KEYS).unwrap_or(usize::MAX);
+        let spans = self.k.shape()[2].div_ceil(span).max(1);
+        let mut grid = [b, hk, lq.div_ceil(tokens), spans];
+        if self.group == 0 || grid.contains(&0) {
+            grid = [0; 4]; // the other sizes may be huge
+        }
+        let mut ptr = core::ptr::null_mut();
+        if spans > 1 && grid[0] > 0 {
+            let shape = [b, hk, spans, self.part_len()];
+            let floats = count(shape).ok_or(Error::TooLarge { argument: "parts", shape })?;
+            ptr = parts.floats(floats).as_mut_ptr();
+        }
+        let job = Job::Attend { kernel: split.kernel, span, parts: ptr, out };
+        Ok(Tasks { call: self, job, grid, tokens, hk: 0, next: AtomicUsize::new(0) })
     }
 
     /// As [`Call::split`], for the scores of some heads and queries: `out` is compact `[B, heads.len(),
@@ -178,20 +177,20 @@ impl<T: Element> Call<'_, T> {
         let first = [heads.start, queries.start];
         let out = RowsMut { ptr: out.as_mut_ptr(), strides, first, lse: None, _data: PhantomData };
         let tokens = tokens.max(1);
-        let mut grid = [0; 3];
+        let mut grid = [0; 4];
         if len > 0 {
             let kv_heads = heads.end.div_ceil(self.group) - heads.start / self.group;
-            grid = [b, kv_heads, queries.len().div_ceil(tokens)];
+            grid = [b, kv_heads, queries.len().div_ceil(tokens), 1];
         }
         let hk = heads.start.checked_div(self.group).unwrap_or(0);
-        let job = Job::Scores { stage, heads, queries, tokens, out };
-        Ok(Tasks { call: self, job, grid, hk, next: AtomicUsize::new(0) })
+        let job = Job::Scores { stage, heads, queries, out };
+        Ok(Tasks { call: self, job, grid, tokens, hk, next: AtomicUsize::new(0) })
     }
 
     /// f32 of the records of one key/value head's rows over one span.
     fn part_len(&self) -> usize {
         let rows = self.group * self.q.shape()[2];
-        rows.saturating_mul(decode::record(self.v.shape()[3]))
+        rows.saturating_mul(join::record(self.v.shape()[3]))
     }
 }
 
@@ -214,30 +213,35 @@ impl<T: Element> Tasks<'_, T> {
     /// [`Error::LevelUnavailable`] if this processor does not have the level.
     pub fn run_next(&self, level: Level, scratch: &mut Scratch) -> Result<bool, Error> {
         let Some(number) = self.take() else { return Ok(false) };
-        let [_, hk, blocks] = self.grid;
-        let (call, b, head) = (self.call, number / blocks / hk, number / blocks % hk + self.hk);
+        let ([_, hks, blocks, spans], call) = (self.grid, self.call);
+        let (span_number, rest) = (number % spans, number / spans);
+        let (block, hk, b) = (blocks - 1 - rest % blocks, rest / blocks % hks, rest / blocks / hks);
         let cut = |axis: Range<usize>, size: usize, block: usize| {
             let start = axis.start + block * size;
             start..axis.end.min(start.saturating_add(size))
         };
-        let lq = call.q.shape()[2];
         match &self.job {
-            &Job::Prefill { tokens, out } => {
-                let tokens = cut(0..lq, tokens, blocks - 1 - number % blocks);
-                T::prefill(Task { call, b, hk: head, tokens, rows: out }, level, scratch)?;
+            &Job::Attend { kernel, span, parts, out: rows } => {
+                let [_, _, lq, _] = call.q.shape();
+                let (tokens, keys) =
+                    (cut(0..lq, self.tokens, block), cut(0..call.k.shape()[2], span, span_number));
+                let part = if spans > 1 {
+                    parts.wrapping_add(((b * hks + hk) * spans + span_number) * call.part_len())
+                } else {
+                    core::ptr::null_mut()
+                };
+                let task = Task { call, b, hk, tokens, keys, part, rows };
+                match kernel {
+                    Kernel::Prefill => T::prefill(task, level, scratch)?,
+                    Kernel::Decode => T::decode(task, level, scratch)?,
+                }
             }
-            &Job::Decode { span, parts, out } => {
-                let keys = cut(0..call.k.shape()[2], span, number % blocks);
-                let part = if blocks > 1 { parts.wrapping_add(number * call.part_len()) } else { parts };
-                let task = Task { call, b, hk: head, tokens: 0..lq, rows: out };
-                T::decode(SpanTask { task, keys, part }, level, scratch)?;
-            }
-            Job::Scores { stage, heads, queries, tokens, out } => {
-                let tokens = cut(queries.clone(), *tokens, blocks - 1 - number % blocks);
-                let group = head * call.group..(head + 1) * call.group;
+            Job::Scores { stage, heads, queries, out } => {
+                let (hk, stage, out) = (hk + self.hk, *stage, *out);
+                let tokens = cut(queries.clone(), self.tokens, block);
+                let group = hk * call.group..(hk + 1) * call.group;
                 let heads = group.start.max(heads.start)..group.end.min(heads.end);
-                let (stage, out) = (*stage, *out);
-                T::scores(ScoresTask { call, b, hk: head, tokens, heads, stage, out }, level, scratch)?;
+                T::scores(ScoresTask { call, b, hk, tokens, heads, stage, out }, level, scratch)?;
             }
         }
         Ok(true)
@@ -245,8 +249,8 @@ impl<T: Element> Tasks<'_, T> {
 
     /// Joins what the tasks have left in parts. Rows are complete only after this.
     pub fn finish(self) {
-        let [batch, heads, spans] = self.grid;
-        let Job::Decode { parts, out, .. } = self.job else { return };
+        let [batch, heads, _, spans] = self.grid;
+        let Job::Attend { parts, out, .. } = self.job else { return };
         if spans < 2 {
             return;
         }
@@ -255,7 +259,14 @@ impl<T: Element> Tasks<'_, T> {
             let part = parts.wrapping_add((b * heads + hk) * spans * len);
             // SAFETY: the records of all the spans of this head, and its rows; the tasks are done, `self` was
             // borrowed by them.
-            unsafe { decode::join(call, b, hk, part, len, spans, &out) };
+            unsafe { join::join(call, b, hk, part, len, spans, &out) };
         }
+    }
+}
+
+fn expect_few(rows: usize) -> Result<(), Error> {
+    match rows {
+        0..=MAX_ROWS => Ok(()),
+        got => Err(Error::BeyondAxis { argument: "query rows", index: 0, got, axis: MAX_ROWS }),
     }
 }

@@ -1,13 +1,13 @@
 //! Splits a call into tasks and runs them; the only file that knows of threads.
 //!
-//! A task is up to `tokens` queries of all the query heads on one key/value head. Rows do not depend on each
-//! other and the keys are cut at fixed places, so neither the split nor the number of threads changes a bit
-//! of the result.
+//! A task is some queries of all the query heads on one key/value head. Rows do not depend on each other, so the
+//! split of the queries may follow the number of threads. The keys are cut by the shape alone, so that the number
+//! of threads changes no bit of the result: where there is but one block of rows a head, into spans.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use headwise_kernels::{Call, Element, Error, Level, Scratch, Split, Stage, Tasks, ViewMut};
+use headwise_kernels::{Call, Element, Error, Kernel, Level, Scratch, Split, Stage, Tasks, ViewMut};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Which threads compute.
@@ -24,7 +24,7 @@ pub(crate) enum Threads {
 /// values stays in the cache for all of them.
 const ROWS: usize = 256;
 
-/// Tasks that a call of few rows is split into along its keys, where it has as many.
+/// Tasks that a call of up to `ROWS` rows is split into along its keys, where it has as many.
 const SPANS: usize = 32;
 
 /// Keys of a span at least: below, joining costs.
@@ -40,7 +40,6 @@ pub struct Plan {
     element: &'static str,
     tile: [usize; 2],
     split: Split,
-    tokens: usize,
     tasks: usize,
     threads: usize,
     why_threads: &'static str,
@@ -58,22 +57,31 @@ impl Plan {
         };
         // At most as many as there are rows, whose number fits.
         let blocks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) };
+        let (mut kernel, mut span) = (Kernel::Prefill, lk.max(1));
+        if rows <= ROWS && !nothing {
+            // By the shape alone: the number of threads must not change where the spans lie.
+            let spans = SPANS.div_ceil(b * hk).min(lk / SPAN).max(1);
+            span = lk.div_ceil(spans).next_multiple_of(64).max(64);
+            if rows <= level.few_rows()? {
+                kernel = Kernel::Decode;
+            }
+        }
+        let spans = lk.div_ceil(span).max(1);
         // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost
         // more in re-reading K and V than the evenness is worth.
         let full = ROWS.div_ceil(call.group().max(1));
-        let mut tokens = full;
-        while threads > 1 && tokens > full.div_ceil(4) && blocks(tokens) < 4 * threads {
+        let mut tokens = if kernel == Kernel::Decode { lq } else { full };
+        while kernel == Kernel::Prefill
+            && threads > 1
+            && tokens > full.div_ceil(4)
+            && blocks(tokens).saturating_mul(spans) < 4 * threads
+        {
             tokens = tokens.div_ceil(2);
         }
-        let (mut split, mut tasks) = (Split::Prefill { tokens }, blocks(tokens));
-        if rows <= level.few_rows()? && !nothing {
-            // By the shape alone: the number of threads must not change where the spans lie.
-            let spans = SPANS.div_ceil(b * hk).min(lk / SPAN).max(1);
-            let span = lk.div_ceil(spans).next_multiple_of(64).max(64);
-            (split, tasks) = (Split::Decode { span }, b * hk * lk.div_ceil(span).max(1));
-        }
+        let tasks = blocks(tokens) * spans;
         let threads = threads.min(tasks.max(1));
-        Ok(Self { level, element: T::NAME, tile: level.tile()?, split, tokens, tasks, threads, why_threads })
+        let split = Split { kernel, tokens, span };
+        Ok(Self { level, element: T::NAME, tile: level.tile()?, split, tasks, threads, why_threads })
     }
 
     /// The instruction set.
@@ -89,14 +97,15 @@ impl Plan {
     /// One sentence for people: which kernel, tile and split, and why.
     pub fn describe(&self) -> String {
         let Self { tile: [rows, columns], tasks, threads, why_threads, .. } = self;
-        let (kernel, how) = match self.split {
-            Split::Prefill { tokens } => (
-                "prefill",
-                format!("{rows} query rows x {columns} keys a tile, {tasks} tasks of up to {tokens} tokens"),
-            ),
-            Split::Decode { span } => ("decode", format!("{tasks} tasks of up to {span} keys")),
+        let Split { kernel, tokens, span } = self.split;
+        let kernel = match kernel {
+            Kernel::Prefill => format!("prefill kernel, {rows} query rows x {columns} keys a tile"),
+            Kernel::Decode => "decode kernel".to_string(),
         };
-        format!("{} {kernel} kernel, {how} on {threads} threads ({why_threads})", self.kernel())
+        format!(
+            "{} {kernel}, {tasks} tasks of up to {tokens} tokens x {span} keys on {threads} threads ({why_threads})",
+            self.kernel()
+        )
     }
 
     pub(crate) fn run<T: Element>(
@@ -128,7 +137,7 @@ impl Plan {
         queries: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        self.each(&call.split_scores(stage, heads, queries, out, self.tokens)?)
+        self.each(&call.split_scores(stage, heads, queries, out, self.split.tokens)?)
     }
 
     /// Computes all tasks. Each thread takes the next one when it is done with its last.
