@@ -80,8 +80,8 @@ pub(crate) struct Span {
     pub keys: Range<usize>,
     pub k: Source,
     pub v: Source,
-    /// Whether to ask for these values meanwhile, and for the keys behind these.
-    pub ahead: bool,
+    /// The keys that come after these: ask for them meanwhile, and for these values.
+    pub ahead: Option<*const f32>,
 }
 
 /// Keys or features beside the narrower tiles: enough sums for the multiply-add units not to wait.
@@ -248,7 +248,10 @@ impl<T: Element> Stack<'_, T> {
         }
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
-        let feed = if span.ahead { Feed::new(span.v, n, call.q.shape()[3], MR) } else { Feed::none() };
+        let mut feed = Feed::none();
+        if span.ahead.is_some() {
+            feed = Feed::new(span.v, n, call.q.shape()[3], MR);
+        }
         let Buffers { qt, st, extra, .. } = buffers;
         let terms = &call.terms;
 
@@ -319,8 +322,8 @@ impl<T: Element> Stack<'_, T> {
             let (st, ot) = (buffers.st, buffers.ot);
             let (n, dv, added) = (seen.len(), self.call.v.shape()[3], added.as_ref());
             let mut feed = Feed::none();
-            if span.ahead {
-                feed = Feed::new(span.k.skip(span.keys.len()), n, dv, MR);
+            if let Some(ptr) = span.ahead {
+                feed = Feed::new(Source { ptr, ..span.k }, n, dv, MR);
             }
             let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
             tile::cover::<MR>(dv, &mut values);

@@ -103,6 +103,10 @@ impl<'a, T: Element> Call<'a, T> {
         let out = [b, hq, lq, v.shape()[3]];
         count(out).ok_or(Error::TooLarge { argument: "out", shape: out })?;
 
+        for b in (0..b).filter(|_| !(k.is_strided() && v.is_strided())) {
+            tokens("v", b, v.len(b), k.len(b))?;
+        }
+
         let scale = match terms.scale {
             Some(scale) if scale.is_finite() => scale,
             Some(got) => return Err(Error::Value { argument: "scale", got, must: "finite" }),
@@ -112,8 +116,8 @@ impl<'a, T: Element> Call<'a, T> {
         if let Some(got) = terms.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
             return Err(Error::Value { argument: "softcap", got, must: "finite and above 0" });
         }
-        lengths("kv_lens", terms.kv_lens, b, lk)?;
-        lengths("q_lens", terms.q_lens, b, lq)?;
+        lengths("kv_lens", terms.kv_lens, b, |b| k.len(b))?;
+        lengths("q_lens", terms.q_lens, b, |b| q.len(b))?;
         if let Position::Each(offsets) = terms.position {
             length("offsets", offsets.len(), b)?;
         }
@@ -130,10 +134,13 @@ impl<'a, T: Element> Call<'a, T> {
         Ok(Self { q, k, v, terms, scale, group: hq.checked_div(hk).unwrap_or(0) })
     }
 
-    /// The number of query rows, `B * Hq * Lq`.
+    /// The number of query rows, `B * Hq * Lq`, or of packed queries `Hq` times all of their tokens.
     pub fn rows(&self) -> usize {
         let [b, hq, lq, _] = self.q.shape();
-        count([b, hq, lq, 1]).unwrap_or(0) // it fits: `Call::new`
+        match self.q.starts() {
+            Some(starts) => hq * starts.last().unwrap_or(&0),
+            None => count([b, hq, lq, 1]).unwrap_or(0), // it fits: `Call::new`
+        }
     }
 
     /// `[B, Hq, Lq, Dv]`, the shape of the output.
@@ -186,12 +193,12 @@ impl<'a, T: Element> Call<'a, T> {
 
     /// Valid keys of batch entry `b`.
     pub fn kv_len(&self, b: usize) -> usize {
-        self.terms.kv_lens.map_or(self.k.shape()[2], |lens| lens[b])
+        self.terms.kv_lens.map_or(self.k.len(b), |lens| lens[b])
     }
 
     /// Valid queries of batch entry `b`.
     pub fn q_len(&self, b: usize) -> usize {
-        self.terms.q_lens.map_or(self.q.shape()[2], |lens| lens[b])
+        self.terms.q_lens.map_or(self.q.len(b), |lens| lens[b])
     }
 
     /// `pos(i)` of query `i` in batch entry `b`.
@@ -224,11 +231,14 @@ impl<'a, T: Element> Call<'a, T> {
         self.terms.mask.is_some() || self.terms.bias.is_some()
     }
 
-    /// Place of a row in a compact `[B, Hq, Lq]`.
+    /// Place of a row in a compact `[B, Hq, Lq]`, or `[Hq, tokens]` of packed queries.
     #[inline(always)]
     pub(crate) fn lse_index(&self, b: usize, head: usize, token: usize) -> usize {
         let [_, hq, lq, _] = self.q.shape();
-        (b * hq + head) * lq + token
+        match self.q.starts() {
+            Some(starts) => head * starts[starts.len() - 1] + starts[b] + token,
+            None => (b * hq + head) * lq + token,
+        }
     }
 }
 
@@ -240,15 +250,24 @@ pub(crate) fn length(argument: &'static str, got: usize, expected: usize) -> Res
     if got == expected { Ok(()) } else { Err(Error::Length { argument, got, expected }) }
 }
 
-fn lengths(argument: &'static str, lens: Option<&[usize]>, b: usize, axis: usize) -> Result<(), Error> {
+pub(crate) fn tokens(argument: &'static str, b: usize, got: usize, expected: usize) -> Result<(), Error> {
+    if got == expected { Ok(()) } else { Err(Error::Tokens { argument, b, got, expected }) }
+}
+
+fn lengths(
+    argument: &'static str,
+    lens: Option<&[usize]>,
+    b: usize,
+    axis: impl Fn(usize) -> usize,
+) -> Result<(), Error> {
     let Some(lens) = lens else { return Ok(()) };
     length(argument, lens.len(), b)?;
-    match lens.iter().position(|&n| n > axis) {
-        Some(index) => Err(Error::BeyondAxis { argument, index, got: lens[index], axis }),
+    match (0..b).find(|&b| lens[b] > axis(b)) {
+        Some(index) => Err(Error::BeyondAxis { argument, index, got: lens[index], axis: axis(index) }),
         None => Ok(()),
     }
 }
 
 fn broadcast<'a, T>(argument: &'static str, view: View<'a, T>, to: [usize; 4]) -> Result<View<'a, T>, Error> {
-    view.broadcast(to).ok_or(Error::Broadcast { argument, got: view.shape(), to })
+    view.broadcast(to).filter(View::is_strided).ok_or(Error::Broadcast { argument, got: view.shape(), to })
 }

@@ -25,7 +25,7 @@ use crate::call::Call;
 use crate::element::Lanes;
 use crate::exp::exp;
 use crate::isa::Isa;
-use crate::join::{join, place, record, state};
+use crate::join::{place, state};
 use crate::level::Op;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
@@ -80,7 +80,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Task { call, b, hk, tokens, keys: span, part, rows: out } = self.task;
+        let Task { call, b, hk, tokens, keys: span, ahead, part, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, _) = self.scratch.parts();
         heads.clear();
@@ -91,24 +91,15 @@ impl<T: Element> Op for Decode<'_, '_, T> {
         }
         let lanes = I::F32_LANES;
         let count = heads.len() * call.q_len(b);
-        let all = call.group * tokens.len();
-        debug_assert!(all <= MAX_ROWS);
+        debug_assert!(count <= MAX_ROWS);
         let (dq, width) = (d.next_multiple_of(lanes), dv.next_multiple_of(lanes));
         let (copy_k, copy_v) = (needs_copy(&call.k, lanes), needs_copy(&call.v, lanes));
         let copied =
             |copy: bool, width: usize| if copy { (CHUNK * width * size_of::<T>()).div_ceil(4) } else { 0 };
-        let [q, s, l, records, kc, vc] = Scratch::take(
+        let [q, s, l, kc, vc] = Scratch::take(
             memory,
-            [
-                count * dq,
-                count * CHUNK,
-                count * lanes,
-                if part.is_null() { all * record(dv) } else { 0 },
-                copied(copy_k, dq),
-                copied(copy_v, width),
-            ],
+            [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
         );
-        let records = if part.is_null() { records.as_mut_ptr() } else { part };
         if count > 0 {
             let stack = Stack { call, b, hk, heads, token: tokens.start, span: span.clone(), part };
             let mut few = Few {
@@ -129,10 +120,11 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
-                few.o[r] = place(records, call, hk, few.rows.head[r], few.rows.token[r]);
+                few.o[r] = place(part, call, hk, few.rows.head[r], few.rows.token[r]);
                 few.keys[r] = [stack.keys(r).start, stack.keys(r).end];
             }
             let visible = few.keys[0][0].max(span.start)..few.keys[count - 1][1].min(span.end);
+            let end = call.keys(b, few.rows.token[count - 1]).end.min(ahead);
             // SAFETY: the buffers were taken for these rows; `visible` lies inside the axis; copies have room
             // for a chunk.
             unsafe {
@@ -144,7 +136,8 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 while !keys.is_empty() {
                     let (n, mut k, mut v) = (keys.len(), next_k, few.pointers(&call.v, hk, &keys));
                     let next = keys.end..visible.end.min(keys.end + CHUNK);
-                    next_k = few.pointers(&call.k, hk, &next);
+                    let after = keys.end..end.min(keys.end + CHUNK);
+                    next_k = few.pointers(&call.k, hk, &after);
                     if copy_k {
                         k = few.copy(&call.k, &k, n, dq, kc.as_mut_ptr().cast());
                     }
@@ -159,10 +152,6 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 }
                 few.end(isa);
             }
-        }
-        if part.is_null() {
-            // SAFETY: the records of this head, of one span; the rows of the task.
-            unsafe { join(call, b, hk, records, 0, 1, &out) };
         }
     }
 }
@@ -209,11 +198,18 @@ impl<T: Element> Few<'_, T> {
     #[inline(always)]
     fn pointers(&self, view: &View<'_, T>, hk: usize, keys: &Range<usize>) -> Pointers<T> {
         let mut pointers = [core::ptr::null(); CHUNK];
-        if !keys.is_empty() {
-            let (first, stride) = (view.row(self.b, hk, keys.start), view.strides()[2]);
-            for (j, pointer) in pointers.iter_mut().enumerate() {
-                *pointer = first.wrapping_offset(j.min(keys.len() - 1) as isize * stride);
+        let (mut row, mut j) = (core::ptr::null(), 0);
+        while j < keys.len() {
+            let (first, stride) = (view.row(self.b, hk, keys.start + j), view.strides()[2]);
+            let run = view.run(keys.start + j).min(keys.len() - j);
+            for (i, pointer) in pointers[j..j + run].iter_mut().enumerate() {
+                row = first.wrapping_offset(i as isize * stride);
+                *pointer = row;
             }
+            j += run;
+        }
+        for pointer in &mut pointers[j..j.next_multiple_of(4)] {
+            *pointer = row;
         }
         pointers
     }

@@ -83,6 +83,42 @@ pub enum Error {
         /// The size of the axis.
         axis: usize,
     },
+    /// Sequences that do not lie in a tensor, or a tensor that cannot be packed.
+    Packed {
+        /// Sizes of the axes: one batch entry is needed.
+        shape: [usize; 4],
+        /// The last of the starts, if there is one: they must not fall, and end inside the token axis.
+        end: Option<usize>,
+    },
+    /// A pool that cannot be paged, or a table without whole rows.
+    Paged {
+        /// Sizes of the axes: pages of at least one token are needed.
+        pool: [usize; 4],
+        /// Entries of the table.
+        table: usize,
+        /// Rows of the table, one for each length.
+        rows: usize,
+    },
+    /// A table names a page that is not there.
+    Page {
+        /// The entry at fault.
+        index: usize,
+        /// The page.
+        got: usize,
+        /// Pages of the pool.
+        pages: usize,
+    },
+    /// A batch entry has other lengths in two arguments.
+    Tokens {
+        /// The argument.
+        argument: &'static str,
+        /// The batch entry.
+        b: usize,
+        /// Its tokens.
+        got: usize,
+        /// The tokens it must have.
+        expected: usize,
+    },
     /// A range of heads or queries that does not lie on its axis, or ends before it starts.
     Range {
         /// `heads` or `queries`.
@@ -147,6 +183,22 @@ impl fmt::Display for Error {
             }
             Error::BeyondAxis { argument, index, got, axis } => {
                 write!(f, "{argument}[{index}] is {got}, but the axis has {axis}")
+            }
+            Error::Packed { shape: [b, ..], .. } if *b != 1 => {
+                write!(f, "sequences are packed in one batch entry, not {b}")
+            }
+            Error::Packed { shape: [_, _, tokens, _], end } => write!(
+                f,
+                "starts of sequences must not fall, and end inside the {tokens} tokens; the last is {end:?}"
+            ),
+            Error::Paged { pool, table, rows } => {
+                write!(f, "a pool of shape {pool:?} cannot be paged by {table} entries for {rows} sequences")
+            }
+            Error::Page { index, got, pages } => {
+                write!(f, "table[{index}] is page {got}, but the pool has {pages}")
+            }
+            Error::Tokens { argument, b, got, expected } => {
+                write!(f, "{argument} has {got} tokens in batch entry {b}, expected {expected}")
             }
             Error::Range { argument, got: [start, end], axis } => {
                 write!(f, "{argument} {start}..{end} is not a range of an axis of {axis}")

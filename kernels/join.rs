@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! record  o[0..Dv], not divided; m, l: running maximum and sum
-//! m = max over spans of m_s    l = sum of l_s exp(m_s - m)    out = sum of o_s exp(m_s - m) / l
+//! join    m = max(m_1, m_2)    l = sum of l_s exp(m_s - m)    o = sum of o_s exp(m_s - m)
+//! row     out = o / l          lse = m + ln l
 //! ```
 //!
 //! Spans are joined in their order, so the bits depend on where they lie and not on who computed them.
+
+use core::ops::Range;
 
 use crate::pack::canonical;
 use crate::split::RowsMut;
@@ -38,56 +41,93 @@ pub(crate) fn state(record: *mut f32, dv: usize) -> *mut [f32; 2] {
     record.wrapping_add(dv.next_multiple_of(WIDEST)).cast()
 }
 
-/// Joins the records of `spans` spans, `len` f32 apart, and writes the rows of a key/value head.
+/// Adds the records `more` of some rows to `records`.
 ///
 /// # Safety
-/// The records of all rows that are computed must be there, and the rows be for the caller to write.
-pub(crate) unsafe fn join<T: Element>(
+/// Both must hold the records of these rows, as far as they are computed.
+pub(crate) unsafe fn add<T: Element>(
     call: &Call<'_, T>,
     b: usize,
     hk: usize,
+    tokens: Range<usize>,
     records: *mut f32,
-    len: usize,
-    spans: usize,
-    out: &RowsMut<'_, T>,
+    more: *mut f32,
 ) {
-    let ([_, _, lq, _], dv) = (call.q.shape(), call.v.shape()[3]);
-    for token in 0..lq {
-        for h in 0..call.group {
-            let head = hk * call.group + h;
-            let gate = call.terms.gates.map_or(1.0, |gates| gates[head]);
-            let first = place(records, call, hk, head, token);
-            let row = out.row(b, head, token);
-            let closed = gate == 0.0 || token >= call.q_len(b);
-            // SAFETY: the caller's.
-            unsafe {
-                let [mut max, mut sum] = if closed { [f32::NEG_INFINITY, 0.0] } else { *state(first, dv) };
-                if !closed && spans > 1 {
-                    for span in 1..spans {
-                        max = max.max((*state(first.wrapping_add(span * len), dv))[0]);
-                    }
-                    sum = 0.0;
-                    for span in 0..spans {
-                        let record = first.wrapping_add(span * len);
-                        let [m, l] = *state(record, dv);
-                        let weight = if m == max { 1.0 } else { (m - max).exp() };
-                        sum += l * weight;
-                        for c in 0..dv {
-                            let x = *record.add(c) * weight;
-                            *first.add(c) = if span == 0 { x } else { *first.add(c) + x };
-                        }
-                    }
-                }
-                let factor = if sum == 0.0 { 0.0 } else { gate / sum };
-                for c in 0..dv {
-                    let x = if sum == 0.0 { 0.0 } else { canonical(*first.add(c) * factor) };
-                    *row.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(x);
-                }
-                if let Some(lse) = out.lse {
-                    let x = if sum == 0.0 { f32::NEG_INFINITY } else { canonical(max + sum.ln()) };
-                    *lse.add(call.lse_index(b, head, token)) = x;
-                }
+    let dv = call.v.shape()[3];
+    for (head, token) in rows(call, hk, tokens) {
+        if is_closed(call, b, head, token) {
+            continue;
+        }
+        let [sum, more] = [records, more].map(|records| place(records, call, hk, head, token));
+        // SAFETY: the caller's; two records do not overlap.
+        unsafe {
+            let ([m, l], [m_more, l_more]) = (*state(sum, dv), *state(more, dv));
+            let max = m.max(m_more);
+            let weight = |m: f32| if m == max { 1.0 } else { (m - max).exp() };
+            let (w, w_more) = (weight(m), weight(m_more));
+            *state(sum, dv) = [max, l * w + l_more * w_more];
+            let (sum, more) =
+                (core::slice::from_raw_parts_mut(sum, dv), core::slice::from_raw_parts(more, dv));
+            for (sum, more) in sum.iter_mut().zip(more) {
+                *sum = *sum * w + more * w_more;
             }
         }
     }
+}
+
+/// Divides by the sums and writes the rows: zeros where nothing is computed.
+///
+/// # Safety
+/// `records` must hold the records of these rows, as far as they are computed; they must be for the caller to
+/// write.
+pub(crate) unsafe fn write<T: Element>(
+    call: &Call<'_, T>,
+    b: usize,
+    hk: usize,
+    tokens: Range<usize>,
+    records: *mut f32,
+    out: &RowsMut<'_, T>,
+) {
+    let dv = call.v.shape()[3];
+    for (head, token) in rows(call, hk, tokens) {
+        let row = out.row(b, head, token);
+        let put = |c: usize, x: f32| {
+            // SAFETY: a feature of a row of the caller's.
+            unsafe { *row.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(canonical(x)) };
+        };
+        let mut lse = f32::NEG_INFINITY;
+        // SAFETY: the caller's.
+        let [m, l] = match is_closed(call, b, head, token) {
+            true => [lse, 0.0],
+            false => unsafe { *state(place(records, call, hk, head, token), dv) },
+        };
+        if l == 0.0 {
+            (0..dv).for_each(|c| put(c, 0.0));
+        } else {
+            lse = canonical(m + l.ln());
+            let gate = call.terms.gates.map_or(1.0, |gates| gates[head]);
+            let (record, factor) = (place(records, call, hk, head, token), gate / l);
+            // SAFETY: a record has Dv outputs.
+            (0..dv).for_each(|c| put(c, unsafe { *record.add(c) } * factor));
+        }
+        if let Some(place) = out.lse {
+            // SAFETY: the LSE goes with the row.
+            unsafe { *place.add(call.lse_index(b, head, token)) = lse };
+        }
+    }
+}
+
+/// Head and token of the rows of some queries.
+fn rows<T: Element>(
+    call: &Call<'_, T>,
+    hk: usize,
+    tokens: Range<usize>,
+) -> impl Iterator<Item = (usize, usize)> {
+    let heads = hk * call.group..(hk + 1) * call.group;
+    tokens.flat_map(move |token| heads.clone().map(move |head| (head, token)))
+}
+
+/// Whether a row is not computed.
+fn is_closed<T: Element>(call: &Call<'_, T>, b: usize, head: usize, token: usize) -> bool {
+    token >= call.q_len(b) || call.terms.gates.is_some_and(|gates| gates[head] == 0.0)
 }

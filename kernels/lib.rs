@@ -51,5 +51,5 @@ pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
 pub use scratch::Scratch;
-pub use split::{Kernel, Split, Tasks};
+pub use split::{Kernel, Spans, Split, Tasks};
 pub use view::{View, ViewMut};

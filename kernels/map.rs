@@ -94,7 +94,7 @@ unsafe fn span<I: Isa, T: Element>(
 ) -> Span {
     // SAFETY: the caller's.
     let k = unsafe { source(isa, &stack.call.k, stack, &keys, copy) };
-    Span { keys, k, v: Source { features: 0, ..k }, ahead: false }
+    Span { keys, k, v: Source { features: 0, ..k }, ahead: None }
 }
 
 impl<T: Element> Stack<'_, T> {

@@ -59,10 +59,10 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Task { call, b, hk, tokens, keys: span, part, rows: out } = self.task;
+        let Task { call, b, hk, tokens, keys: span, part, rows: out, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, leaked) = self.scratch.parts();
-        let end = tokens.end.min(call.q_len(b)).max(tokens.start);
+        let end = tokens.end.min(call.q_len(b)).max(tokens.start); // `tokens` lie inside the batch entry
         heads.clear();
         for head in hk * call.group..(hk + 1) * call.group {
             let closed = call.terms.gates.is_some_and(|gates| gates[head] == 0.0);
@@ -134,11 +134,14 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                         }
                     }
                     // The first block of rows finds K and V far away; it asks for what comes next.
-                    let ahead = !copy_k && !copy_v && keys.end + KEYS <= visible.end;
+                    let mut ahead = None;
+                    if !copy_k && !copy_v && keys.end + KEYS <= visible.end {
+                        ahead = T::in_place(call.k.row(b, hk, keys.end));
+                    }
                     let mut span = Span { keys, k, v, ahead };
                     for (x, block) in table.iter_mut().enumerate() {
                         stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Step(&span));
-                        span.ahead = false;
+                        span.ahead = None;
                     }
                 }
                 for (x, block) in table.iter_mut().enumerate() {
@@ -190,7 +193,7 @@ unsafe fn zero<T: Element>(dv: usize, out: &RowsMut<'_, T>, b: usize, head: usiz
 pub(crate) fn needs_copy<T: Element>(view: &View<'_, T>, blocks: usize) -> bool {
     let [_, _, row, feature] = view.strides();
     let scattered = row.unsigned_abs() > 2 * view.shape()[3].max(32) && blocks >= 2;
-    feature != 1 || T::in_place(core::ptr::null()).is_none() || scattered
+    feature != 1 || T::in_place(core::ptr::null()).is_none() || scattered || !view.has_runs_of(KEYS)
 }
 
 /// The rows `keys` of K or V: in place, or copied to `copy`.
@@ -212,8 +215,14 @@ pub(crate) unsafe fn source<I: Isa, T: Element>(
         (None, Some(ptr)) => Source { ptr, row, features },
         (None, None) => unreachable!("a type that needs widening is copied"),
         (Some(copy), _) => {
-            // SAFETY: the caller's.
-            unsafe { pack::copy(isa, ptr, [row, feature], keys.len(), features, copy) };
+            let mut key = keys.start;
+            while key < keys.end {
+                let run = view.run(key).min(keys.end - key);
+                let (from, to) = (view.row(stack.b, stack.hk, key), (key - keys.start) * features);
+                // SAFETY: the caller's.
+                unsafe { pack::copy(isa, from, [row, feature], run, features, copy.wrapping_add(to)) };
+                key += run;
+            }
             Source { ptr: copy, row: features as isize, features }
         }
     }

@@ -7,6 +7,7 @@ use aligned_vec::{AVec, ConstAlign};
 #[derive(Debug)]
 pub struct Scratch {
     memory: AVec<f32, ConstAlign<64>>,
+    records: AVec<f32, ConstAlign<64>>,
     heads: Vec<usize>,
     rows: Vec<usize>,
 }
@@ -14,13 +15,14 @@ pub struct Scratch {
 impl Scratch {
     /// Empty scratch; it allocates when first used.
     pub fn new() -> Self {
-        Self { memory: AVec::new(64), heads: Vec::new(), rows: Vec::new() }
+        Self { memory: AVec::new(64), records: AVec::new(64), heads: Vec::new(), rows: Vec::new() }
     }
 
     /// Bytes held now.
     pub fn bytes(&self) -> usize {
         let lists = self.heads.capacity() + self.rows.capacity();
-        size_of_val(self.memory.as_slice()) + lists * size_of::<usize>()
+        let floats = self.memory.len() + self.records.len();
+        floats * size_of::<f32>() + lists * size_of::<usize>()
     }
 
     /// Disjoint buffers of at least the given numbers of f32, each on a cache line of its own.
@@ -43,6 +45,12 @@ impl Scratch {
     pub(crate) fn floats(&mut self, n: usize) -> &mut [f32] {
         let [floats] = Self::take(&mut self.memory, [n]);
         floats
+    }
+
+    /// At least `n` f32 beside those, for records.
+    pub(crate) fn records(&mut self, n: usize) -> *mut f32 {
+        let [floats] = Self::take(&mut self.records, [n]);
+        floats.as_mut_ptr()
     }
 
     /// The memory, and two lists: of heads and of rows.

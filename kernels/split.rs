@@ -13,16 +13,23 @@ use crate::view::count;
 use crate::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
 
 /// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query heads
-/// of its key/value head, so that K and V are read once for them.
+/// of its key/value head, so that K and V are read once for them. Neither number changes a bit of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
-    /// Which kernel computes.
-    pub kernel: Kernel,
-    /// Queries of a task. Not for [`Kernel::Decode`], which takes all of them.
+    /// Queries of a task, where there are many.
     pub tokens: usize,
-    /// Keys of a task, rounded up to a multiple of 64. Where there are several spans they are joined in their
-    /// order when all are done; where they lie changes the rounding.
-    pub span: usize,
+    /// What becomes of the spans that the keys of few queries are computed in.
+    pub spans: Spans,
+}
+
+/// Few query rows take their keys in spans, whose results are joined in order. Where they lie is up to the
+/// number of keys and changes the rounding; who computes them does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spans {
+    /// One task computes all of them.
+    Together,
+    /// Each is a task of its own: for fewer heads than threads.
+    Apart,
 }
 
 /// The kernels.
@@ -30,9 +37,15 @@ pub struct Split {
 pub enum Kernel {
     /// For many query rows: rows in the lanes.
     Prefill,
-    /// For few query rows, at most 64 on a key/value head: features in the lanes.
+    /// For few query rows on a key/value head: features in the lanes.
     Decode,
 }
+
+/// Keys of a span at least: joining costs the work of a few keys.
+const SPAN: usize = 1024;
+
+/// Spans at most: their results take memory.
+const MOST_SPANS: usize = 32;
 
 /// The tasks of a call, to be computed by as many threads as there are. No two of them write the same row.
 #[derive(Debug)]
@@ -50,7 +63,7 @@ pub struct Tasks<'a, T> {
 
 #[derive(Debug)]
 enum Job<'a, T> {
-    Attend { kernel: Kernel, span: usize, parts: *mut f32, out: RowsMut<'a, T> },
+    Attend { parts: *mut f32, out: RowsMut<'a, T> },
     Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, out: RowsMut<'a, f32> },
 }
 
@@ -68,6 +81,8 @@ pub(crate) struct Task<'a, T> {
     pub hk: usize,
     pub tokens: Range<usize>,
     pub keys: Range<usize>,
+    /// Where the keys end that the same thread computes next.
+    pub ahead: usize,
     /// Where the records of the head's rows go, or null where the rows themselves are written.
     pub part: *mut f32,
     pub rows: RowsMut<'a, T>,
@@ -92,6 +107,8 @@ pub(crate) struct RowsMut<'a, T> {
     pub strides: [isize; 4],
     /// Head and token of row `[_, 0, 0]`.
     first: [usize; 2],
+    /// Of packed rows, the first token of each batch entry.
+    starts: Option<&'a [usize]>,
     pub lse: Option<*mut f32>,
     _data: PhantomData<&'a mut [T]>,
 }
@@ -100,6 +117,7 @@ impl<T> RowsMut<'_, T> {
     /// Start of the row of a head and token.
     #[inline(always)]
     pub fn row(&self, b: usize, head: usize, token: usize) -> *mut T {
+        let (b, token) = self.starts.map_or((b, token), |starts| (0, starts[b] + token));
         let index = [b, head - self.first[0], token - self.first[1]];
         let offset = index.iter().zip(self.strides).fold(0, |sum, (&i, stride)| sum + i as isize * stride);
         self.ptr.wrapping_offset(offset)
@@ -123,28 +141,30 @@ impl<T: Element> Call<'_, T> {
         if let Some(lse) = &lse {
             length("lse", lse.len(), self.rows())?;
         }
+        let ([b, _, lq, _], hk) = (self.q.shape(), self.kv_heads());
+        let starts = out.starts();
+        if starts.is_some() || self.q.starts().is_some() {
+            let len = |b: usize| starts.map_or(lq, |starts| starts[b + 1] - starts[b]);
+            (0..b).try_for_each(|b| crate::call::tokens("out", b, len(b), self.q.len(b)))?;
+        }
         let (strides, ptr) = (out.strides(), out.as_mut_ptr());
         let lse = lse.map(|lse| lse.as_mut_ptr());
-        let out = RowsMut { ptr, strides, first: [0, 0], lse, _data: PhantomData };
-        let ([b, _, lq, _], hk) = (self.q.shape(), self.kv_heads());
-        let mut tokens = split.tokens.max(1);
-        if split.kernel == Kernel::Decode {
-            tokens = lq.max(1);
-            expect_few(self.group.saturating_mul(lq))?;
-        }
-        let span = split.span.max(1).checked_next_multiple_of(KEYS).unwrap_or(usize::MAX);
-        let spans = self.k.shape()[2].div_ceil(span).max(1);
-        let mut grid = [b, hk, lq.div_ceil(tokens), spans];
+        let out = RowsMut { ptr, strides, first: [0, 0], starts, lse, _data: PhantomData };
+        let tokens = split.tokens.max(1);
+        let mut grid = [b, hk, lq.div_ceil(tokens), 1];
         if self.group == 0 || grid.contains(&0) {
             grid = [0; 4]; // the other sizes may be huge
         }
         let mut ptr = core::ptr::null_mut();
-        if spans > 1 && grid[0] > 0 {
-            let shape = [b, hk, spans, self.part_len()];
-            let floats = count(shape).ok_or(Error::TooLarge { argument: "parts", shape })?;
-            ptr = parts.floats(floats).as_mut_ptr();
+        if split.spans == Spans::Apart && grid[0] > 0 {
+            grid[3] = (0..b).map(|b| self.spans(b).1).max().unwrap_or(1);
+            if grid[3] > 1 {
+                let shape = [b, hk, grid[3], self.part_len()];
+                let floats = count(shape).ok_or(Error::TooLarge { argument: "parts", shape })?;
+                ptr = parts.floats(floats).as_mut_ptr();
+            }
         }
-        let job = Job::Attend { kernel: split.kernel, span, parts: ptr, out };
+        let job = Job::Attend { parts: ptr, out };
         Ok(Tasks { call: self, job, grid, tokens, hk: 0, next: AtomicUsize::new(0) })
     }
 
@@ -175,7 +195,8 @@ impl<T: Element> Call<'_, T> {
         let stride = |axes: &[usize]| axes.iter().product::<usize>() as isize;
         let strides = [stride(&shape[1..]), stride(&shape[2..]), stride(&shape[3..]), 1];
         let first = [heads.start, queries.start];
-        let out = RowsMut { ptr: out.as_mut_ptr(), strides, first, lse: None, _data: PhantomData };
+        let out =
+            RowsMut { ptr: out.as_mut_ptr(), strides, first, starts: None, lse: None, _data: PhantomData };
         let tokens = tokens.max(1);
         let mut grid = [0; 4];
         if len > 0 {
@@ -187,9 +208,28 @@ impl<T: Element> Call<'_, T> {
         Ok(Tasks { call: self, job, grid, tokens, hk, next: AtomicUsize::new(0) })
     }
 
+    /// The kernel for a batch entry.
+    ///
+    /// # Errors
+    /// [`Error::LevelUnavailable`].
+    pub fn kernel(&self, level: Level, b: usize) -> Result<Kernel, Error> {
+        let few = self.group.saturating_mul(self.q_len(b)) <= level.few_rows()?;
+        Ok(if few { Kernel::Decode } else { Kernel::Prefill })
+    }
+
+    /// Size and number of the spans that the keys of a batch entry are computed in.
+    pub fn spans(&self, b: usize) -> (usize, usize) {
+        let len = self.kv_len(b);
+        let mut span = len.max(1);
+        if self.group.saturating_mul(self.q_len(b)) <= MAX_ROWS {
+            span = len.div_ceil(MOST_SPANS).max(SPAN).next_multiple_of(KEYS);
+        }
+        (span, len.div_ceil(span).max(1))
+    }
+
     /// f32 of the records of one key/value head's rows over one span.
     fn part_len(&self) -> usize {
-        let rows = self.group * self.q.shape()[2];
+        let rows = self.group.saturating_mul(self.q.shape()[2]).min(MAX_ROWS);
         rows.saturating_mul(join::record(self.v.shape()[3]))
     }
 }
@@ -214,26 +254,15 @@ impl<T: Element> Tasks<'_, T> {
     pub fn run_next(&self, level: Level, scratch: &mut Scratch) -> Result<bool, Error> {
         let Some(number) = self.take() else { return Ok(false) };
         let ([_, hks, blocks, spans], call) = (self.grid, self.call);
-        let (span_number, rest) = (number % spans, number / spans);
+        let (span, rest) = (number % spans, number / spans);
         let (block, hk, b) = (blocks - 1 - rest % blocks, rest / blocks % hks, rest / blocks / hks);
-        let cut = |axis: Range<usize>, size: usize, block: usize| {
-            let start = axis.start + block * size;
-            start..axis.end.min(start.saturating_add(size))
-        };
         match &self.job {
-            &Job::Attend { kernel, span, parts, out: rows } => {
-                let [_, _, lq, _] = call.q.shape();
-                let (tokens, keys) =
-                    (cut(0..lq, self.tokens, block), cut(0..call.k.shape()[2], span, span_number));
-                let part = if spans > 1 {
-                    parts.wrapping_add(((b * hks + hk) * spans + span_number) * call.part_len())
-                } else {
-                    core::ptr::null_mut()
-                };
-                let task = Task { call, b, hk, tokens, keys, part, rows };
-                match kernel {
-                    Kernel::Prefill => T::prefill(task, level, scratch)?,
-                    Kernel::Decode => T::decode(task, level, scratch)?,
+            &Job::Attend { parts, out } => {
+                let tokens = cut(0..call.q.len(b), self.tokens, block);
+                if !tokens.is_empty() {
+                    let apart =
+                        (!parts.is_null()).then(|| (span, parts.wrapping_add(self.part(b, hk, span))));
+                    self.attend(b, hk, tokens, apart, out, level, scratch)?;
                 }
             }
             Job::Scores { stage, heads, queries, out } => {
@@ -247,26 +276,89 @@ impl<T: Element> Tasks<'_, T> {
         Ok(true)
     }
 
+    /// Some queries: over all keys, or, `apart`, over one span, into records.
+    #[allow(clippy::too_many_arguments)]
+    fn attend(
+        &self,
+        b: usize,
+        hk: usize,
+        mut tokens: Range<usize>,
+        apart: Option<(usize, *mut f32)>,
+        rows: RowsMut<'_, T>,
+        level: Level,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let call = self.call;
+        let (kernel, (size, spans)) = (call.kernel(level, b)?, call.spans(b));
+        if kernel == Kernel::Decode {
+            if tokens.start > 0 {
+                return Ok(()); // all of them were in the first block
+            }
+            tokens = 0..call.q.len(b);
+        }
+        let run = |span: usize, ahead: usize, part: *mut f32, scratch: &mut Scratch| {
+            let keys = cut(0..call.kv_len(b), size, span);
+            let ahead = keys.end.max(ahead);
+            let task = Task { call, b, hk, tokens: tokens.clone(), keys, ahead, part, rows };
+            match kernel {
+                Kernel::Prefill => T::prefill(task, level, scratch),
+                Kernel::Decode => T::decode(task, level, scratch),
+            }
+        };
+        if let Some((span, part)) = apart.filter(|_| spans > 1) {
+            return if span < spans { run(span, 0, part, scratch) } else { Ok(()) };
+        }
+        if apart.is_some_and(|(span, _)| span > 0) {
+            return Ok(()); // there is one span
+        }
+        if spans == 1 && kernel == Kernel::Prefill {
+            return run(0, 0, core::ptr::null_mut(), scratch);
+        }
+        let len = call.part_len();
+        let all = scratch.records(2 * len);
+        for span in 0..spans {
+            let part = if span == 0 { all } else { all.wrapping_add(len) };
+            run(span, call.kv_len(b), part, scratch)?;
+            if span > 0 {
+                // SAFETY: both hold the records of these rows.
+                unsafe { join::add(call, b, hk, tokens.clone(), all, part) };
+            }
+        }
+        // SAFETY: the records of the rows, which are this task's.
+        unsafe { join::write(call, b, hk, tokens, all, &rows) };
+        Ok(())
+    }
+
+    /// Where the records of a key/value head over a span lie.
+    fn part(&self, b: usize, hk: usize, span: usize) -> usize {
+        let [_, hks, _, spans] = self.grid;
+        ((b * hks + hk) * spans + span) * self.call.part_len()
+    }
+
     /// Joins what the tasks have left in parts. Rows are complete only after this.
     pub fn finish(self) {
-        let [batch, heads, _, spans] = self.grid;
-        let Job::Attend { parts, out, .. } = self.job else { return };
-        if spans < 2 {
+        let ([batch, heads, ..], call) = (self.grid, self.call);
+        let Job::Attend { parts, out } = self.job else { return };
+        if parts.is_null() {
             return;
         }
-        let (call, len) = (self.call, self.call.part_len());
-        for (b, hk) in (0..batch).flat_map(|b| (0..heads).map(move |hk| (b, hk))) {
-            let part = parts.wrapping_add((b * heads + hk) * spans * len);
-            // SAFETY: the records of all the spans of this head, and its rows; the tasks are done, `self` was
-            // borrowed by them.
-            unsafe { join::join(call, b, hk, part, len, spans, &out) };
+        for b in (0..batch).filter(|&b| call.spans(b).1 > 1) {
+            for hk in 0..heads {
+                let (tokens, part) = (0..call.q.len(b), |span| parts.wrapping_add(self.part(b, hk, span)));
+                // SAFETY: the records of this head, and its rows; the tasks are done, they borrowed `self`.
+                unsafe {
+                    for span in 1..call.spans(b).1 {
+                        join::add(call, b, hk, tokens.clone(), part(0), part(span));
+                    }
+                    join::write(call, b, hk, tokens, part(0), &out);
+                }
+            }
         }
     }
 }
 
-fn expect_few(rows: usize) -> Result<(), Error> {
-    match rows {
-        0..=MAX_ROWS => Ok(()),
-        got => Err(Error::BeyondAxis { argument: "query rows", index: 0, got, axis: MAX_ROWS }),
-    }
+/// Block `number` of a range cut in blocks.
+fn cut(axis: Range<usize>, size: usize, number: usize) -> Range<usize> {
+    let start = axis.start.saturating_add(number.saturating_mul(size));
+    start..axis.end.min(start.saturating_add(size))
 }

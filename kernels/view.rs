@@ -8,6 +8,41 @@ use core::marker::PhantomData;
 
 use crate::Error;
 
+/// Where the tokens of a batch entry lie.
+#[derive(Debug, Clone, Copy)]
+enum Tokens<'a> {
+    /// By the strides.
+    Strided,
+    /// Batch entry `b` has the tokens `starts[b]..starts[b + 1]` of the one batch entry there is.
+    Packed { starts: &'a [usize] },
+    /// Batch entry `b` has `lens[b]` tokens: `size` in each of the batch entries `table[b * width..]`.
+    Paged { table: &'a [u32], width: usize, size: usize, lens: &'a [usize] },
+}
+
+impl Tokens<'_> {
+    /// Batch entry and token, as the strides count them.
+    #[inline(always)]
+    fn find(&self, b: usize, token: usize) -> [usize; 2] {
+        match *self {
+            Tokens::Strided => [b, token],
+            Tokens::Packed { starts } => [0, starts[b] + token],
+            Tokens::Paged { table, width, size, .. } => {
+                [table[b * width + token / size] as usize, token % size]
+            }
+        }
+    }
+
+    /// Tokens of a batch entry, of an axis of `axis` tokens.
+    #[inline(always)]
+    fn len(&self, b: usize, axis: usize) -> usize {
+        match *self {
+            Tokens::Strided => axis,
+            Tokens::Packed { starts } => starts[b + 1] - starts[b],
+            Tokens::Paged { lens, .. } => lens[b],
+        }
+    }
+}
+
 /// A read-only tensor with four axes: `[batch, head, token, feature]`, or `[batch, head, query, key]` for
 /// masks and biases. Strides count elements and may be 0 or negative.
 ///
@@ -24,6 +59,7 @@ pub struct View<'a, T> {
     ptr: *const T,
     shape: [usize; 4],
     strides: [isize; 4],
+    tokens: Tokens<'a>,
     _data: PhantomData<&'a [T]>,
 }
 
@@ -33,6 +69,7 @@ pub struct ViewMut<'a, T> {
     ptr: *mut T,
     shape: [usize; 4],
     strides: [isize; 4],
+    tokens: Tokens<'a>,
     _data: PhantomData<&'a mut [T]>,
 }
 
@@ -58,7 +95,13 @@ impl<'a, T> View<'a, T> {
     /// outside `data`.
     pub fn new(data: &'a [T], offset: usize, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, Error> {
         check_bounds(data.len(), offset, shape, strides)?;
-        Ok(Self { ptr: data.as_ptr().wrapping_add(offset), shape, strides, _data: PhantomData })
+        Ok(Self {
+            ptr: data.as_ptr().wrapping_add(offset),
+            shape,
+            strides,
+            tokens: Tokens::Strided,
+            _data: PhantomData,
+        })
     }
 
     /// A compact `[B, H, L, D]` tensor, sizes in that order.
@@ -90,6 +133,111 @@ impl<'a, T> View<'a, T> {
         Self::bhld(data, shape)
     }
 
+    /// Sequences of different lengths, side by side without padding: batch entry `b` of the result has the
+    /// tokens `starts[b]..starts[b + 1]` of this view, which must have one batch entry. The token axis of the
+    /// result is as long as the longest sequence.
+    ///
+    /// ```
+    /// use headwise_kernels::View;
+    /// let data = [1.0, 2.0, 3.0, 4.0, 5.0]; // 5 tokens, 1 head of 1: sequences of 2 and 3 tokens
+    /// let ragged = View::blhd(&data, [1, 5, 1, 1])?.packed(&[0, 2, 5])?;
+    /// assert_eq!(ragged.shape(), [2, 1, 3, 1]);
+    /// assert_eq!([ragged.len(0), ragged.len(1)], [2, 3]);
+    /// assert_eq!(ragged.get([1, 0, 0, 0]), Some(3.0));
+    /// # Ok::<(), headwise_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Packed`] if the view has several batch entries or is packed or paged already, or unless
+    /// `starts` never falls and ends inside the token axis.
+    pub fn packed(mut self, starts: &'a [usize]) -> Result<Self, Error> {
+        self.shape = packed_shape(self.shape, &self.tokens, starts)?;
+        self.tokens = Tokens::Packed { starts };
+        Ok(self)
+    }
+
+    /// A paged cache: this view is the pool, its batch entries are pages of as many tokens as its token axis
+    /// has. Batch entry `b` of the result has `lens[b]` tokens, in the pages that row `b` of `table` names
+    /// (compact, `lens.len()` rows); what the table holds behind them is not looked at. Pages may be shared.
+    ///
+    /// ```
+    /// use headwise_kernels::View;
+    /// let pool = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]; // 3 pages of 2 tokens, 1 head of 1
+    /// let cache = View::bhld(&pool, [3, 1, 2, 1])?.paged(&[2, 0], &[3])?;
+    /// assert_eq!(cache.shape(), [1, 1, 4, 1]);
+    /// assert_eq!([0, 1, 2, 3].map(|j| cache.get([0, 0, j, 0])), [Some(5.0), Some(6.0), Some(1.0), None]);
+    /// # Ok::<(), headwise_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Paged`] if the view is packed or paged already, has pages of no tokens, or if the table has
+    /// no whole rows; [`Error::Page`] if it names a page that is not there; [`Error::BeyondAxis`] if a length
+    /// needs more pages than the table has in a row.
+    pub fn paged(mut self, table: &'a [u32], lens: &'a [usize]) -> Result<Self, Error> {
+        let ([pages, h, size, d], rows) = (self.shape, lens.len());
+        let whole = if rows == 0 { table.is_empty() } else { table.len().is_multiple_of(rows) };
+        if size == 0 || !whole || !matches!(self.tokens, Tokens::Strided) {
+            return Err(Error::Paged { pool: self.shape, table: table.len(), rows });
+        }
+        let width = table.len().checked_div(rows).unwrap_or(0);
+        let shape = [rows, h, width.saturating_mul(size), d];
+        count(shape).ok_or(Error::TooLarge { argument: "paged", shape })?;
+        for (index, &got) in lens.iter().enumerate() {
+            if got > shape[2] {
+                return Err(Error::BeyondAxis { argument: "lens", index, got, axis: shape[2] });
+            }
+            let used = index * width..index * width + got.div_ceil(size);
+            if let Some(at) = used.clone().find(|&at| table[at] as usize >= pages) {
+                return Err(Error::Page { index: at, got: table[at] as usize, pages });
+            }
+        }
+        self.shape = shape;
+        self.tokens = Tokens::Paged { table, width, size, lens };
+        Ok(self)
+    }
+
+    /// The first `n` features, or all if there are fewer.
+    pub fn first_features(mut self, n: usize) -> Self {
+        self.shape[3] = self.shape[3].min(n);
+        self
+    }
+
+    /// The number of tokens of batch entry `b`: of a packed or paged view its own, else the size of the axis.
+    /// `b` must lie inside its axis.
+    pub fn len(&self, b: usize) -> usize {
+        self.tokens.len(b, self.shape[2])
+    }
+
+    /// Whether any `tokens` tokens from a multiple of it on lie one stride apart.
+    #[inline(always)]
+    pub(crate) fn has_runs_of(&self, tokens: usize) -> bool {
+        match self.tokens {
+            Tokens::Strided | Tokens::Packed { .. } => true,
+            Tokens::Paged { size, .. } => size.is_multiple_of(tokens),
+        }
+    }
+
+    /// Tokens from `token` on that lie one stride apart.
+    #[inline(always)]
+    pub(crate) fn run(&self, token: usize) -> usize {
+        match self.tokens {
+            Tokens::Strided | Tokens::Packed { .. } => usize::MAX,
+            Tokens::Paged { size, .. } => size - token % size,
+        }
+    }
+
+    /// Starts of the sequences of a packed view.
+    pub(crate) fn starts(&self) -> Option<&'a [usize]> {
+        match self.tokens {
+            Tokens::Packed { starts } => Some(starts),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_strided(&self) -> bool {
+        matches!(self.tokens, Tokens::Strided)
+    }
+
     /// The sizes of the axes.
     pub fn shape(&self) -> [usize; 4] {
         self.shape
@@ -100,9 +248,10 @@ impl<'a, T> View<'a, T> {
         self.strides
     }
 
-    /// The same elements with two axes exchanged. An axis above 3 leaves the view as it is.
+    /// The same elements with two axes exchanged. An axis above 3 leaves the view as it is, and so does any
+    /// where the view is packed or paged.
     pub fn swap_axes(mut self, a: usize, b: usize) -> Self {
-        if a < 4 && b < 4 {
+        if a < 4 && b < 4 && self.is_strided() {
             self.shape.swap(a, b);
             self.strides.swap(a, b);
         }
@@ -110,13 +259,14 @@ impl<'a, T> View<'a, T> {
     }
 
     /// The view with its axes of size 1 stretched to `shape` (stride 0, nothing is copied), or `None` where
-    /// another size differs or the new sizes multiply beyond `isize`.
+    /// another size differs or the new sizes multiply beyond `isize`. Of a packed or paged view only the heads
+    /// can be stretched.
     pub fn broadcast(mut self, shape: [usize; 4]) -> Option<Self> {
         count(shape)?;
         for (axis, size) in shape.into_iter().enumerate() {
             match self.shape[axis] {
                 n if n == size => {}
-                1 => (self.shape[axis], self.strides[axis]) = (size, 0),
+                1 if self.is_strided() || axis == 1 => (self.shape[axis], self.strides[axis]) = (size, 0),
                 _ => return None,
             }
         }
@@ -129,7 +279,8 @@ impl<'a, T> View<'a, T> {
     /// for the feature indices of the view only.
     #[inline(always)]
     pub(crate) fn row(&self, i0: usize, i1: usize, i2: usize) -> *const T {
-        debug_assert!(i0 < self.shape[0] && i1 < self.shape[1] && i2 < self.shape[2]);
+        debug_assert!(i0 < self.shape[0] && i1 < self.shape[1] && i2 < self.len(i0));
+        let [i0, i2] = self.tokens.find(i0, i2);
         self.ptr.wrapping_offset(
             i0 as isize * self.strides[0] + i1 as isize * self.strides[1] + i2 as isize * self.strides[2],
         )
@@ -139,7 +290,7 @@ impl<'a, T> View<'a, T> {
 impl<T: Copy> View<'_, T> {
     /// The element at `index`, or `None` outside the shape.
     pub fn get(&self, index: [usize; 4]) -> Option<T> {
-        if index.iter().zip(&self.shape).any(|(i, n)| i >= n) {
+        if index.iter().zip(&self.shape).any(|(i, n)| i >= n) || index[2] >= self.len(index[0]) {
             return None;
         }
         let ptr = self.row(index[0], index[1], index[2]).wrapping_offset(index[3] as isize * self.strides[3]);
@@ -163,7 +314,13 @@ impl<'a, T> ViewMut<'a, T> {
     ) -> Result<Self, Error> {
         check_bounds(data.len(), offset, shape, strides)?;
         check_overlap(shape, strides)?;
-        Ok(Self { ptr: data.as_mut_ptr().wrapping_add(offset), shape, strides, _data: PhantomData })
+        Ok(Self {
+            ptr: data.as_mut_ptr().wrapping_add(offset),
+            shape,
+            strides,
+            tokens: Tokens::Strided,
+            _data: PhantomData,
+        })
     }
 
     /// A compact `[B, H, L, D]` tensor, sizes in that order.
@@ -195,6 +352,25 @@ impl<'a, T> ViewMut<'a, T> {
         self.strides
     }
 
+    /// Sequences of different lengths, side by side: see [`View::packed`]. What lies outside them is not
+    /// written.
+    ///
+    /// # Errors
+    /// As [`View::packed`].
+    pub fn packed(mut self, starts: &'a [usize]) -> Result<Self, Error> {
+        self.shape = packed_shape(self.shape, &self.tokens, starts)?;
+        self.tokens = Tokens::Packed { starts };
+        Ok(self)
+    }
+
+    /// Starts of the sequences, if it is packed.
+    pub(crate) fn starts(&self) -> Option<&'a [usize]> {
+        match self.tokens {
+            Tokens::Packed { starts } => Some(starts),
+            _ => None,
+        }
+    }
+
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
         self.ptr
     }
@@ -207,6 +383,19 @@ pub(crate) fn count(shape: [usize; 4]) -> Option<usize> {
     }
     let n = shape.iter().try_fold(1usize, |n, &s| n.checked_mul(s))?;
     isize::try_from(n).is_ok().then_some(n)
+}
+
+/// The shape of a view once it is packed.
+fn packed_shape(shape: [usize; 4], tokens: &Tokens<'_>, starts: &[usize]) -> Result<[usize; 4], Error> {
+    let [b, h, total, d] = shape;
+    let rising = starts.is_sorted() && starts.last().is_some_and(|&end| end <= total);
+    if b != 1 || !rising || !matches!(tokens, Tokens::Strided) {
+        return Err(Error::Packed { shape, end: starts.last().copied() });
+    }
+    let longest = starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+    let shape = [starts.len() - 1, h, longest, d];
+    count(shape).ok_or(Error::TooLarge { argument: "packed", shape })?;
+    Ok(shape)
 }
 
 fn row_major(shape: [usize; 4]) -> Result<[isize; 4], Error> {

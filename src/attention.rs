@@ -195,9 +195,7 @@ impl<'a> Attention<'a> {
         queries: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let [b, hk, lk, _] = k.shape();
-        let v = View::new(&[], 0, [b, hk, lk, 0], [0; 4])?;
-        let call = Call::new(q, k, v, &self.terms)?;
+        let call = Call::new(q, k, k.first_features(0), &self.terms)?;
         Plan::new(&call, self.resolve_level()?, self.threads)?.run_scores(&call, stage, heads, queries, out)
     }
 

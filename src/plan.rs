@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use headwise_kernels::{Call, Element, Error, Kernel, Level, Scratch, Split, Stage, Tasks, ViewMut};
+use headwise_kernels::{Call, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Which threads compute.
@@ -24,12 +24,6 @@ pub(crate) enum Threads {
 /// values stays in the cache for all of them.
 const ROWS: usize = 256;
 
-/// Tasks that a call of up to `ROWS` rows is split into along its keys, where it has as many.
-const SPANS: usize = 32;
-
-/// Keys of a span at least: below, joining costs.
-const SPAN: usize = 1024;
-
 /// Below this many multiply-adds waking other threads costs more than it saves (about 50 µs on one core).
 const SEQUENTIAL: usize = 2_000_000;
 
@@ -39,6 +33,7 @@ pub struct Plan {
     level: Level,
     element: &'static str,
     tile: [usize; 2],
+    kernels: [Option<Kernel>; 2],
     split: Split,
     tasks: usize,
     threads: usize,
@@ -47,8 +42,7 @@ pub struct Plan {
 
 impl Plan {
     pub(crate) fn new<T: Element>(call: &Call<'_, T>, level: Level, threads: Threads) -> Result<Self, Error> {
-        let ([b, hq, lq, _], lk) = (call.out_shape(), call.keys_axis());
-        let (hk, rows) = (call.kv_heads(), call.group().saturating_mul(lq));
+        let ([b, hq, lq, _], hk) = (call.out_shape(), call.kv_heads());
         let nothing = b == 0 || hq == 0 || lq == 0;
         let (threads, why_threads) = match threads {
             Threads::Calling => (1, "asked for"),
@@ -57,31 +51,28 @@ impl Plan {
         };
         // At most as many as there are rows, whose number fits.
         let blocks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) };
-        let (mut kernel, mut span) = (Kernel::Prefill, lk.max(1));
-        if rows <= ROWS && !nothing {
-            // By the shape alone: the number of threads must not change where the spans lie.
-            let spans = SPANS.div_ceil(b * hk).min(lk / SPAN).max(1);
-            span = lk.div_ceil(spans).next_multiple_of(64).max(64);
-            if rows <= level.few_rows()? {
-                kernel = Kernel::Decode;
-            }
-        }
-        let spans = lk.div_ceil(span).max(1);
         // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost
         // more in re-reading K and V than the evenness is worth.
         let full = ROWS.div_ceil(call.group().max(1));
-        let mut tokens = if kernel == Kernel::Decode { lq } else { full };
-        while kernel == Kernel::Prefill
-            && threads > 1
-            && tokens > full.div_ceil(4)
-            && blocks(tokens).saturating_mul(spans) < 4 * threads
-        {
+        let (mut tokens, most) = (full, (0..b).map(|b| call.spans(b).1).max().unwrap_or(1));
+        let mut spans = Spans::Together;
+        if threads > 1 && most > 1 && blocks(tokens) < 4 * threads {
+            spans = Spans::Apart;
+        }
+        let each = if spans == Spans::Apart { most } else { 1 };
+        while threads > 1 && tokens > full.div_ceil(4) && blocks(tokens).saturating_mul(each) < 4 * threads {
             tokens = tokens.div_ceil(2);
         }
-        let tasks = blocks(tokens) * spans;
+        let tasks = blocks(tokens).saturating_mul(each);
         let threads = threads.min(tasks.max(1));
-        let split = Split { kernel, tokens, span };
-        Ok(Self { level, element: T::NAME, tile: level.tile()?, split, tasks, threads, why_threads })
+        let mut kernels = [None; 2];
+        for b in 0..if nothing { 0 } else { b } {
+            let kernel = call.kernel(level, b)?;
+            kernels[usize::from(kernel == Kernel::Decode)] = Some(kernel);
+        }
+        let split = Split { tokens, spans };
+        let tile = level.tile()?;
+        Ok(Self { level, element: T::NAME, tile, kernels, split, tasks, threads, why_threads })
     }
 
     /// The instruction set.
@@ -97,13 +88,15 @@ impl Plan {
     /// One sentence for people: which kernel, tile and split, and why.
     pub fn describe(&self) -> String {
         let Self { tile: [rows, columns], tasks, threads, why_threads, .. } = self;
-        let Split { kernel, tokens, span } = self.split;
-        let kernel = match kernel {
+        let kernel = |kernel: &Kernel| match kernel {
             Kernel::Prefill => format!("prefill kernel, {rows} query rows x {columns} keys a tile"),
             Kernel::Decode => "decode kernel".to_string(),
         };
+        let kernels = self.kernels.iter().flatten().map(kernel).collect::<Vec<_>>().join(", and ");
+        let Split { tokens, spans } = self.split;
+        let spans = if spans == Spans::Apart { " and a span of keys" } else { "" };
         format!(
-            "{} {kernel}, {tasks} tasks of up to {tokens} tokens x {span} keys on {threads} threads ({why_threads})",
+            "{} {kernels}: {tasks} tasks of up to {tokens} tokens{spans} on {threads} threads ({why_threads})",
             self.kernel()
         )
     }

@@ -188,7 +188,9 @@ proptest! {
         let all_k = bhld(&all_k, [b, hq, s, k.shape()[3]]);
         let all_v = bhld(&all_v, [b, hq, s, v.shape()[3]]);
         let few = |level: Level, rows| rows <= level.few_rows().unwrap();
-        for level in levels().into_iter().filter(|&level| few(level, l) == few(level, group * l)) {
+        let lens = case.terms().q_lens.map_or(vec![l], <[usize]>::to_vec);
+        let alike = |level: &Level| lens.iter().all(|&l| few(*level, l) == few(*level, group * l));
+        for level in levels().into_iter().filter(alike) {
             same(&run(level, q, k, v, &case.terms()), &run(level, q, all_k, all_v, &case.terms()))?;
         }
     }
