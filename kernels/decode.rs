@@ -201,7 +201,7 @@ impl<T: Element> Few<'_, T> {
         let (mut row, mut j) = (core::ptr::null(), 0);
         while j < keys.len() {
             let (first, stride) = (view.row(self.b, hk, keys.start + j), view.strides()[2]);
-            let run = view.run(keys.start + j).min(keys.len() - j);
+            let run = view.run(self.b, keys.start + j).min(keys.len() - j);
             for (i, pointer) in pointers[j..j + run].iter_mut().enumerate() {
                 row = first.wrapping_offset(i as isize * stride);
                 *pointer = row;

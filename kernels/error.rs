@@ -119,6 +119,24 @@ pub enum Error {
         /// The tokens it must have.
         expected: usize,
     },
+    /// A cache has no room for more tokens.
+    Full {
+        /// The sequence.
+        b: usize,
+        /// Tokens that it has.
+        len: usize,
+        /// Tokens to append.
+        more: usize,
+        /// Room for tokens.
+        capacity: usize,
+    },
+    /// A rolling cache cannot be truncated: what made room for newer tokens is gone.
+    Rolled {
+        /// The sequence.
+        b: usize,
+        /// The length asked for.
+        len: usize,
+    },
     /// A range of heads or queries that does not lie on its axis, or ends before it starts.
     Range {
         /// `heads` or `queries`.
@@ -199,6 +217,12 @@ impl fmt::Display for Error {
             }
             Error::Tokens { argument, b, got, expected } => {
                 write!(f, "{argument} has {got} tokens in batch entry {b}, expected {expected}")
+            }
+            Error::Full { b, len, more, capacity } => {
+                write!(f, "sequence {b} holds {len} tokens and has no room for {more} more, of {capacity}")
+            }
+            Error::Rolled { b, len } => {
+                write!(f, "sequence {b} has rolled: it cannot go back to {len} tokens")
             }
             Error::Range { argument, got: [start, end], axis } => {
                 write!(f, "{argument} {start}..{end} is not a range of an axis of {axis}")

@@ -217,7 +217,7 @@ pub(crate) unsafe fn source<I: Isa, T: Element>(
         (Some(copy), _) => {
             let mut key = keys.start;
             while key < keys.end {
-                let run = view.run(key).min(keys.end - key);
+                let run = view.run(stack.b, key).min(keys.end - key);
                 let (from, to) = (view.row(stack.b, stack.hk, key), (key - keys.start) * features);
                 // SAFETY: the caller's.
                 unsafe { pack::copy(isa, from, [row, feature], run, features, copy.wrapping_add(to)) };

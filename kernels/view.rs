@@ -5,6 +5,7 @@
 //! code in this crate leans on these two sentences.
 
 use core::marker::PhantomData;
+use core::ops::Range;
 
 use crate::Error;
 
@@ -17,6 +18,8 @@ enum Tokens<'a> {
     Packed { starts: &'a [usize] },
     /// Batch entry `b` has `lens[b]` tokens: `size` in each of the batch entries `table[b * width..]`.
     Paged { table: &'a [u32], width: usize, size: usize, lens: &'a [usize] },
+    /// Batch entry `b` has `lens[b]` tokens: the first `keep`, then those of a ring from `firsts[b]` on.
+    Ring { keep: usize, firsts: &'a [usize], lens: &'a [usize], axis: usize },
 }
 
 impl Tokens<'_> {
@@ -29,6 +32,11 @@ impl Tokens<'_> {
             Tokens::Paged { table, width, size, .. } => {
                 [table[b * width + token / size] as usize, token % size]
             }
+            Tokens::Ring { keep, .. } if token < keep => [b, token],
+            Tokens::Ring { keep, firsts, axis, .. } => {
+                let place = firsts[b] + token;
+                [b, if place < axis { place } else { place - axis + keep }]
+            }
         }
     }
 
@@ -38,7 +46,7 @@ impl Tokens<'_> {
         match *self {
             Tokens::Strided => axis,
             Tokens::Packed { starts } => starts[b + 1] - starts[b],
-            Tokens::Paged { lens, .. } => lens[b],
+            Tokens::Paged { lens, .. } | Tokens::Ring { lens, .. } => lens[b],
         }
     }
 }
@@ -196,6 +204,69 @@ impl<'a, T> View<'a, T> {
         Ok(self)
     }
 
+    /// A rolling cache: batch entry `b` of the result has `lens[b]` tokens, the first `keep` of them in their
+    /// places, those behind in a ring of the places from `keep` on, which starts at place `keep + firsts[b]`.
+    ///
+    /// ```
+    /// use headwise_kernels::View;
+    /// let data = [1.0, 6.0, 7.0, 4.0, 5.0]; // tokens 2 and 3 have made room for 6 and 7; 1 is kept
+    /// let cache = View::bhld(&data, [1, 1, 5, 1])?.rolling(1, &[2], &[5])?;
+    /// let tokens = [0, 1, 2, 3, 4].map(|j| cache.get([0, 0, j, 0]).unwrap());
+    /// assert_eq!(tokens, [1.0, 4.0, 5.0, 6.0, 7.0]);
+    /// # Ok::<(), headwise_kernels::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Packed`] if the view is packed, paged or rolling already; [`Error::Length`] unless there is one
+    /// start and one length for each batch entry; [`Error::BeyondAxis`] if a start lies outside the ring or a
+    /// length beyond the axis.
+    pub fn rolling(mut self, keep: usize, firsts: &'a [usize], lens: &'a [usize]) -> Result<Self, Error> {
+        let [b, _, axis, _] = self.shape;
+        if !self.is_strided() {
+            return Err(Error::Packed { shape: self.shape, end: None });
+        }
+        for (argument, got) in [("firsts", firsts.len()), ("lens", lens.len())] {
+            if got != b {
+                return Err(Error::Length { argument, got, expected: b });
+            }
+        }
+        let ring = axis.saturating_sub(keep);
+        for index in 0..b {
+            if firsts[index] > 0 && firsts[index] >= ring {
+                return Err(Error::BeyondAxis { argument: "firsts", index, got: firsts[index], axis: ring });
+            }
+            if lens[index] > axis {
+                return Err(Error::BeyondAxis { argument: "lens", index, got: lens[index], axis });
+            }
+        }
+        self.tokens = Tokens::Ring { keep, firsts, lens, axis };
+        Ok(self)
+    }
+
+    /// One batch entry by itself, with the tokens that it has; `None` where there is no such entry, or where
+    /// its tokens do not lie one stride apart (paged, rolling).
+    pub fn entry(mut self, b: usize) -> Option<Self> {
+        if b >= self.shape[0] || !matches!(self.tokens, Tokens::Strided | Tokens::Packed { .. }) {
+            return None;
+        }
+        let ([place, first], len) = (self.tokens.find(b, 0), self.len(b));
+        let offset = place as isize * self.strides[0] + first as isize * self.strides[2];
+        self.ptr = self.ptr.wrapping_offset(offset);
+        (self.shape[0], self.shape[2], self.tokens) = (1, len, Tokens::Strided);
+        Some(self)
+    }
+
+    /// The tokens `range` of every batch entry; `None` where they reach beyond the axis, or where the view is
+    /// packed, paged or rolling.
+    pub fn tokens(mut self, range: Range<usize>) -> Option<Self> {
+        if range.start > range.end || range.end > self.shape[2] || !self.is_strided() {
+            return None;
+        }
+        self.ptr = self.ptr.wrapping_offset(range.start as isize * self.strides[2]);
+        self.shape[2] = range.len();
+        Some(self)
+    }
+
     /// The first `n` features, or all if there are fewer.
     pub fn first_features(mut self, n: usize) -> Self {
         self.shape[3] = self.shape[3].min(n);
@@ -214,15 +285,18 @@ impl<'a, T> View<'a, T> {
         match self.tokens {
             Tokens::Strided | Tokens::Packed { .. } => true,
             Tokens::Paged { size, .. } => size.is_multiple_of(tokens),
+            Tokens::Ring { keep, axis, .. } => keep >= axis,
         }
     }
 
-    /// Tokens from `token` on that lie one stride apart.
+    /// Tokens of batch entry `b` from `token` on that lie one stride apart.
     #[inline(always)]
-    pub(crate) fn run(&self, token: usize) -> usize {
+    pub(crate) fn run(&self, b: usize, token: usize) -> usize {
         match self.tokens {
             Tokens::Strided | Tokens::Packed { .. } => usize::MAX,
             Tokens::Paged { size, .. } => size - token % size,
+            Tokens::Ring { keep, .. } if token < keep => keep - token,
+            Tokens::Ring { axis, .. } => axis - self.tokens.find(b, token)[1],
         }
     }
 
@@ -350,6 +424,47 @@ impl<'a, T> ViewMut<'a, T> {
     /// The element strides of the axes.
     pub fn strides(&self) -> [isize; 4] {
         self.strides
+    }
+
+    /// Copies `from`, which must have the same shape, and the same tokens in every batch entry.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Tokens`] otherwise.
+    pub fn copy_from(&mut self, from: View<'_, T>) -> Result<(), Error>
+    where
+        T: Copy,
+    {
+        let [b, h, axis, d] = self.shape;
+        if from.shape != self.shape {
+            return Err(Error::Shape { argument: "from", got: from.shape, expected: self.shape });
+        }
+        for b in 0..b {
+            let (got, expected) = (from.len(b), self.tokens.len(b, axis));
+            if got != expected {
+                return Err(Error::Tokens { argument: "from", b, got, expected });
+            }
+        }
+        for (b, h) in (0..b).flat_map(|b| (0..h).map(move |h| (b, h))) {
+            for token in 0..from.len(b) {
+                let [place, at] = self.tokens.find(b, token);
+                let [by_b, by_h, by_token, by_d] = self.strides;
+                let to = self
+                    .ptr
+                    .wrapping_offset(place as isize * by_b + h as isize * by_h + at as isize * by_token);
+                let row = from.row(b, h, token);
+                // SAFETY: the elements of a row of each view; `self` is borrowed mutably, so they are apart.
+                unsafe {
+                    if by_d == 1 && from.strides[3] == 1 {
+                        core::ptr::copy_nonoverlapping(row, to, d);
+                    } else {
+                        for c in 0..d as isize {
+                            *to.wrapping_offset(c * by_d) = *row.wrapping_offset(c * from.strides[3]);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Sequences of different lengths, side by side: see [`View::packed`]. What lies outside them is not

@@ -48,12 +48,14 @@
 //! |---|---|
 //! | `attention.rs` | the options and the call |
 //! | `plan.rs` | splits the work into tasks and runs them on threads |
+//! | `cache.rs` | keys and values kept between the steps of a model |
 //! | `merge.rs` | joins results over parts of the keys |
 //! | `reference.rs` | the formula in f64, the arbiter of every test |
 //! | `kernels/` | views, checks and the vector code: a crate of its own, the only one with unsafe code |
 #![forbid(unsafe_code)]
 
 mod attention;
+mod cache;
 mod merge;
 mod plan;
 pub mod reference;
@@ -64,6 +66,7 @@ pub mod reference;
 struct Readme;
 
 pub use attention::{Attention, alibi_slopes};
+pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
 pub use headwise_kernels::{Element, Error, Level, Position, Stage, Terms, View, ViewMut};
 pub use merge::{Partial, merge};
 pub use plan::Plan;

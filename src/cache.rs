@@ -1,0 +1,296 @@
+//! The keys and values of sequences that grow: what a model keeps between its steps.
+
+use std::ops::Range;
+
+use headwise_kernels::{Element, Error, View, ViewMut};
+
+/// The sizes of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Key/value heads.
+    pub heads: usize,
+    /// Tokens that each sequence has room for.
+    pub capacity: usize,
+    /// Features of a key.
+    pub d: usize,
+    /// Features of a value.
+    pub dv: usize,
+}
+
+/// How a cache lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheLayout {
+    /// `[B, Hk, capacity, D]`: the tokens of a head lie side by side, the fastest to read.
+    #[default]
+    HeadMajor,
+    /// `[B, capacity, Hk, D]`: the heads of a token lie side by side, as projections write them.
+    TokenMajor,
+}
+
+/// What happens when a sequence needs more room than there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// [`Error::Full`]; the cache stays as it was.
+    #[default]
+    Refuse,
+    /// The cache moves to twice the room.
+    Grow,
+    /// The oldest tokens make room, but for the first `keep` (attention sinks: Xiao et al. 2024, "Efficient
+    /// Streaming Language Models with Attention Sinks", section 3). Then positions are places in the cache:
+    /// the last token always stands at the last key.
+    Roll {
+        /// Tokens at the start of each sequence that stay.
+        keep: usize,
+    },
+}
+
+/// Keys and values of a batch of sequences, each with a length of its own.
+///
+/// ```
+/// use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
+/// let mut cache = KvCache::new(CacheShape { batch: 1, heads: 1, capacity: 8, d: 1, dv: 1 })?;
+/// for step in 0..3 {
+///     let (k, v) = ([0.0], [step as f32]);
+///     cache.append(View::bhld(&k, [1, 1, 1, 1])?, View::bhld(&v, [1, 1, 1, 1])?)?;
+/// }
+/// let (q, mut out) = ([0.0], [0.0]);
+/// let (q, out_view) = (View::bhld(&q, [1, 1, 1, 1])?, ViewMut::bhld(&mut out, [1, 1, 1, 1])?);
+/// Attention::new().causal().run(q, cache.keys(), cache.values(), out_view)?;
+/// assert_eq!(out, [1.0]); // the mean of 0, 1 and 2
+/// # Ok::<(), headwise::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct KvCache<T> {
+    shape: CacheShape,
+    layout: CacheLayout,
+    when_full: WhenFull,
+    k: Vec<T>,
+    v: Vec<T>,
+    lens: Vec<usize>,
+    appended: Vec<usize>,
+    /// Of a rolling cache, where the oldest token of the ring lies, from the first place of the ring on.
+    firsts: Vec<usize>,
+}
+
+impl<T: Element> KvCache<T> {
+    /// An empty cache, [`CacheLayout::HeadMajor`], that refuses more tokens than it has room for.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if the sizes multiply to more than can be addressed.
+    pub fn new(shape: CacheShape) -> Result<Self, Error> {
+        Self::with(shape, CacheLayout::default(), WhenFull::default())
+    }
+
+    /// An empty cache of any kind.
+    ///
+    /// # Errors
+    /// As [`KvCache::new`].
+    pub fn with(shape: CacheShape, layout: CacheLayout, when_full: WhenFull) -> Result<Self, Error> {
+        let [k, v] = [shape.d, shape.dv].map(|features| {
+            let CacheShape { batch, heads, capacity, .. } = shape;
+            let sizes = [batch, heads, capacity, features];
+            let count = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+            let count = count.filter(|&n| n <= isize::MAX as usize / size_of::<T>().max(1));
+            let empty = sizes.contains(&0).then_some(0);
+            empty.or(count).ok_or(Error::TooLarge { argument: "cache", shape: sizes })
+        });
+        let (k, v) = (vec![T::default(); k?], vec![T::default(); v?]);
+        let zeros = vec![0; shape.batch];
+        let (lens, appended, firsts) = (zeros.clone(), zeros.clone(), zeros);
+        Ok(Self { shape, layout, when_full, k, v, lens, appended, firsts })
+    }
+
+    /// The sizes; a growing cache has more capacity now than it began with.
+    pub fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Tokens held of each sequence.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// Tokens appended to each sequence and not truncated, of which a rolling cache may have let some go: the
+    /// position of the next token.
+    pub fn appended(&self) -> &[usize] {
+        &self.appended
+    }
+
+    /// Bytes of keys and values, whether in use or not.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.k.as_slice()) + size_of_val(self.v.as_slice())
+    }
+
+    /// The keys for a call, `[B, Hk, capacity, D]`: the view knows the lengths. Nothing is copied.
+    pub fn keys(&self) -> View<'_, T> {
+        self.view(&self.k, self.shape.d)
+    }
+
+    /// The values for a call, `[B, Hk, capacity, Dv]`.
+    pub fn values(&self) -> View<'_, T> {
+        self.view(&self.v, self.shape.dv)
+    }
+
+    fn view<'c>(&'c self, data: &'c [T], features: usize) -> View<'c, T> {
+        let CacheShape { batch, heads, capacity, .. } = self.shape;
+        let keep = if let WhenFull::Roll { keep } = self.when_full { keep.min(capacity) } else { capacity };
+        let view = View::new(data, 0, [batch, heads, capacity, features], self.strides(features));
+        let view = view.and_then(|view| view.rolling(keep, &self.firsts, &self.lens));
+        view.expect("the cache's own sizes, lengths within its capacity")
+    }
+
+    fn strides(&self, features: usize) -> [isize; 4] {
+        let CacheShape { heads, capacity, .. } = self.shape;
+        // No element has an index above 0 where a size is 0, so what the product is does not matter there.
+        let stride = |sizes: &[usize]| sizes.iter().fold(1isize, |n, &size| n.saturating_mul(size as isize));
+        let (head, token) = match self.layout {
+            CacheLayout::HeadMajor => (stride(&[capacity, features]), stride(&[features])),
+            CacheLayout::TokenMajor => (stride(&[features]), stride(&[heads, features])),
+        };
+        [stride(&[heads, capacity, features]), head, token, 1]
+    }
+
+    /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` new tokens to every sequence, or, if
+    /// the views are packed, to each sequence as many as it has in them. A rolling cache keeps the last of them
+    /// where there are more than it has room for.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] or [`Error::Tokens`] if `k` and `v` do not fit the cache or each other, [`Error::Packed`]
+    /// if they are paged or rolling, [`Error::Full`] if a sequence has no room for them; the cache stays as it
+    /// was.
+    pub fn append(&mut self, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
+        let CacheShape { batch, heads, d, dv, .. } = self.shape;
+        for (argument, view, features) in [("k", &k, d), ("v", &v, dv)] {
+            let expected = [batch, heads, view.shape()[2], features];
+            if view.shape() != expected {
+                return Err(Error::Shape { argument, got: view.shape(), expected });
+            }
+        }
+        for b in 0..batch {
+            let (got, expected) = (v.len(b), k.len(b));
+            if got != expected {
+                return Err(Error::Tokens { argument: "v", b, got, expected });
+            }
+            let unfit = Error::Packed { shape: k.shape(), end: None };
+            if k.entry(b).is_none() || v.entry(b).is_none() {
+                return Err(unfit);
+            }
+        }
+        let longest = (0..batch).map(|b| self.lens[b].saturating_add(k.len(b))).max().unwrap_or(0);
+        let capacity = self.shape.capacity;
+        match self.when_full {
+            WhenFull::Roll { .. } => {}
+            _ if longest <= capacity => {}
+            WhenFull::Grow => self.grow(longest.max(capacity.saturating_mul(2)))?,
+            WhenFull::Refuse => {
+                let full = (0..batch).find(|&b| self.lens[b].saturating_add(k.len(b)) > capacity);
+                let b = full.unwrap_or(0);
+                return Err(Error::Full { b, len: self.lens[b], more: k.len(b), capacity });
+            }
+        }
+        for b in 0..batch {
+            if let (Some(k), Some(v)) = (k.entry(b), v.entry(b)) {
+                self.append_entry(b, k, v)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends to one sequence, for which there is room.
+    fn append_entry(&mut self, b: usize, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
+        let (n, capacity) = (k.len(0), self.shape.capacity);
+        let keep = if let WhenFull::Roll { keep } = self.when_full { keep.min(capacity) } else { capacity };
+        let ring = capacity - keep;
+        // The places that are free, in order, then the ring from its oldest token on.
+        let mut next = n.min(capacity - self.lens[b]);
+        self.write(b, self.lens[b], 0..next, k, v)?;
+        self.lens[b] += next;
+        self.appended[b] += n;
+        if ring > 0 && n - next > ring {
+            let skipped = n - next - ring; // they would be overwritten by those behind them
+            self.firsts[b] = (self.firsts[b] + skipped) % ring;
+            next += skipped;
+        }
+        while ring > 0 && next < n {
+            let first = self.firsts[b];
+            let some = (n - next).min(ring - first);
+            self.write(b, keep + first, next..next + some, k, v)?;
+            self.firsts[b] = (first + some) % ring;
+            next += some;
+        }
+        Ok(())
+    }
+
+    /// Writes some of the new tokens to the places from `place` on.
+    fn write(
+        &mut self,
+        b: usize,
+        place: usize,
+        tokens: Range<usize>,
+        k: View<'_, T>,
+        v: View<'_, T>,
+    ) -> Result<(), Error> {
+        let CacheShape { heads, d, dv, .. } = self.shape;
+        let strides = [self.strides(d), self.strides(dv)];
+        for (data, from, features, strides) in
+            [(&mut self.k, k, d, strides[0]), (&mut self.v, v, dv, strides[1])]
+        {
+            let Some(from) = from.tokens(tokens.clone()) else { continue };
+            let shape = [1, heads, tokens.len(), features];
+            let offset = b as isize * strides[0] + place as isize * strides[2];
+            let offset = if shape.contains(&0) { 0 } else { offset as usize };
+            ViewMut::new(data, offset, shape, strides)?.copy_from(from)?;
+        }
+        Ok(())
+    }
+
+    /// Moves to another capacity, at least as long as what is held.
+    fn grow(&mut self, capacity: usize) -> Result<(), Error> {
+        let mut larger = Self::with(CacheShape { capacity, ..self.shape }, self.layout, self.when_full)?;
+        for b in 0..self.shape.batch {
+            let len = self.lens[b];
+            let entry = |data, features| self.strided(data, features).entry(b).and_then(|x| x.tokens(0..len));
+            if let (Some(k), Some(v)) = (entry(&self.k, self.shape.d), entry(&self.v, self.shape.dv)) {
+                larger.append_entry(b, k, v)?;
+            }
+        }
+        *self = larger;
+        Ok(())
+    }
+
+    /// All places, in use or not.
+    fn strided<'c>(&self, data: &'c [T], features: usize) -> View<'c, T> {
+        let CacheShape { batch, heads, capacity, .. } = self.shape;
+        let view = View::new(data, 0, [batch, heads, capacity, features], self.strides(features));
+        view.expect("the cache's own sizes")
+    }
+
+    /// Forgets the tokens of sequence `b` behind the first `len`, as when speculation was rejected. Sequences
+    /// that are shorter stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::BeyondAxis`] if there is no sequence `b`; [`Error::Rolled`] if tokens before these have made
+    /// room for them: they cannot come back.
+    pub fn truncate(&mut self, b: usize, len: usize) -> Result<(), Error> {
+        let Some(&held) = self.lens.get(b) else {
+            return Err(Error::BeyondAxis { argument: "b", index: 0, got: b, axis: self.shape.batch });
+        };
+        if len >= held {
+            return Ok(());
+        }
+        if self.appended[b] > held {
+            return Err(Error::Rolled { b, len });
+        }
+        (self.lens[b], self.appended[b]) = (len, len);
+        Ok(())
+    }
+
+    /// Forgets all tokens of all sequences.
+    pub fn clear(&mut self) {
+        for list in [&mut self.lens, &mut self.appended, &mut self.firsts] {
+            list.fill(0);
+        }
+    }
+}
