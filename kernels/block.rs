@@ -15,7 +15,7 @@ use crate::pack::{self, MAX_ROWS, canonical};
 use crate::products::{Scores, Source, Values, divide, softmax};
 use crate::split::RowsMut;
 use crate::terms::{self, Rows};
-use crate::tile::{self, Feed};
+use crate::tile::{self, Feed, Lines};
 
 /// The stack of rows that a task works on.
 pub(crate) struct Stack<'a, T> {
@@ -80,8 +80,8 @@ pub(crate) struct Span {
     pub keys: Range<usize>,
     pub k: Source,
     pub v: Source,
-    /// The keys that come after these: ask for them meanwhile, and for these values.
-    pub ahead: Option<*const f32>,
+    /// What to ask for during the scores, and during the values.
+    pub ahead: [[Lines; 2]; 2],
 }
 
 /// Keys or features beside the narrower tiles: enough sums for the multiply-add units not to wait.
@@ -155,6 +155,22 @@ impl<T: Element> Stack<'_, T> {
     #[inline(always)]
     fn token_of(&self, row: usize) -> usize {
         self.token + row / self.heads.len()
+    }
+
+    /// The output rows of a block, if they can be asked for.
+    #[inline(always)]
+    pub fn lines_of(&self, block: &Block, out: &RowsMut<'_, T>) -> Lines {
+        if self.heads.len() > 1 || out.strides[3] != 1 || !self.part.is_null() {
+            return Lines::NONE;
+        }
+        let row = out.row(self.b, self.heads[0], self.token_of(block.row));
+        match T::in_place(row.cast_const()) {
+            None => Lines::NONE,
+            Some(ptr) => {
+                let features = self.call.v.shape()[3];
+                Lines { rows: Source { ptr, row: out.strides[2], features }, count: block.count }
+            }
+        }
     }
 
     /// The interval of keys of a row, in this span. Both ends grow with the row.
@@ -248,10 +264,7 @@ impl<T: Element> Stack<'_, T> {
         }
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
-        let mut feed = Feed::none();
-        if span.ahead.is_some() {
-            feed = Feed::new(span.v, n, call.q.shape()[3], MR);
-        }
+        let feed = Feed::new(span.ahead[0], n, call.q.shape()[3], MR);
         let Buffers { qt, st, extra, .. } = buffers;
         let terms = &call.terms;
 
@@ -321,10 +334,7 @@ impl<T: Element> Stack<'_, T> {
             let v = span.v.skip(seen.start - span.keys.start);
             let (st, ot) = (buffers.st, buffers.ot);
             let (n, dv, added) = (seen.len(), self.call.v.shape()[3], added.as_ref());
-            let mut feed = Feed::none();
-            if let Some(ptr) = span.ahead {
-                feed = Feed::new(Source { ptr, ..span.k }, n, dv, MR);
-            }
+            let feed = Feed::new(span.ahead[1], dv, n, MR);
             let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
             tile::cover::<MR>(dv, &mut values);
         }

@@ -103,8 +103,8 @@ impl<'a, T: Element> Call<'a, T> {
         let out = [b, hq, lq, v.shape()[3]];
         count(out).ok_or(Error::TooLarge { argument: "out", shape: out })?;
 
-        for b in (0..b).filter(|_| !(k.is_strided() && v.is_strided())) {
-            tokens("v", b, v.len(b), k.len(b))?;
+        if !(k.is_strided() && v.is_strided()) {
+            (0..b).try_for_each(|b| tokens("v", b, v.len(b), k.len(b)))?;
         }
 
         let scale = match terms.scale {

@@ -80,7 +80,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Task { call, b, hk, tokens, keys: span, ahead, part, .. } = self.task;
+        let Task { call, b, hk, tokens, keys: span, ahead, after, part, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, _) = self.scratch.parts();
         heads.clear();
@@ -132,12 +132,17 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 // From a multiple of CHUNK on, so that the lanes of a row's sum are the same keys always.
                 let first = if visible.is_empty() { visible.start } else { visible.start / CHUNK * CHUNK };
                 let mut keys = first..visible.end.min(first + CHUNK);
-                let mut next_k = few.pointers(&call.k, hk, &keys);
+                let mut next_k = few.pointers(&call.k, b, hk, &keys);
                 while !keys.is_empty() {
-                    let (n, mut k, mut v) = (keys.len(), next_k, few.pointers(&call.v, hk, &keys));
+                    let (n, mut k, mut v) = (keys.len(), next_k, few.pointers(&call.v, b, hk, &keys));
                     let next = keys.end..visible.end.min(keys.end + CHUNK);
-                    let after = keys.end..end.min(keys.end + CHUNK);
-                    next_k = few.pointers(&call.k, hk, &after);
+                    let rest = keys.end..end.min(keys.end + CHUNK);
+                    next_k = few.pointers(&call.k, b, hk, &rest);
+                    if let (true, Some(next)) = (rest.is_empty(), after) {
+                        let start = call.keys(next.b, next.token).start;
+                        let rest = start..call.kv_len(next.b).min(start + CHUNK);
+                        next_k = few.pointers(&call.k, next.b, next.hk, &rest);
+                    }
                     if copy_k {
                         k = few.copy(&call.k, &k, n, dq, kc.as_mut_ptr().cast());
                     }
@@ -196,12 +201,12 @@ impl<T: Element> Few<'_, T> {
 
     /// The rows of K or V for some keys; past them the last one again, up to whole fours.
     #[inline(always)]
-    fn pointers(&self, view: &View<'_, T>, hk: usize, keys: &Range<usize>) -> Pointers<T> {
+    fn pointers(&self, view: &View<'_, T>, b: usize, hk: usize, keys: &Range<usize>) -> Pointers<T> {
         let mut pointers = [core::ptr::null(); CHUNK];
         let (mut row, mut j) = (core::ptr::null(), 0);
         while j < keys.len() {
-            let (first, stride) = (view.row(self.b, hk, keys.start + j), view.strides()[2]);
-            let run = view.run(self.b, keys.start + j).min(keys.len() - j);
+            let (first, stride) = (view.row(b, hk, keys.start + j), view.strides()[2]);
+            let run = view.run(b, keys.start + j).min(keys.len() - j);
             for (i, pointer) in pointers[j..j + run].iter_mut().enumerate() {
                 row = first.wrapping_offset(i as isize * stride);
                 *pointer = row;

@@ -14,6 +14,7 @@ use crate::prefill::{KEYS, key_blocks, needs_copy, source};
 use crate::products::{Source, divide, shift};
 use crate::scratch::Scratch;
 use crate::split::{RowsMut, ScoresTask};
+use crate::tile::Lines;
 
 /// Writes the scores of a task's rows.
 pub(crate) struct Map<'t, 'a, T> {
@@ -94,7 +95,7 @@ unsafe fn span<I: Isa, T: Element>(
 ) -> Span {
     // SAFETY: the caller's.
     let k = unsafe { source(isa, &stack.call.k, stack, &keys, copy) };
-    Span { keys, k, v: Source { features: 0, ..k }, ahead: None }
+    Span { keys, k, v: Source { features: 0, ..k }, ahead: [[Lines::NONE; 2]; 2] }
 }
 
 impl<T: Element> Stack<'_, T> {

@@ -31,20 +31,32 @@ pub fn fma(level: Level, steps: usize) -> Result<f64, Error> {
     level.dispatch(Fma(steps))
 }
 
-/// Reads all of `data` once, in order, and returns the sum: time it to get the read rate.
+/// How far [`read`] looks ahead, in f32: 8 KiB.
+const AHEAD: usize = 2048;
+
+/// Reads all of `data` once, in order, and returns the sum: time it to get the read rate. With `ahead` it asks
+/// for each cache line some KiB before it gets there, otherwise the processor has to guess: which one is faster
+/// depends on the machine, and on where `data` lies.
 ///
 /// # Errors
 /// [`Error::LevelUnavailable`].
-pub fn read(level: Level, data: &[f32]) -> Result<f32, Error> {
-    struct Read<'a>(&'a [f32]);
+pub fn read(level: Level, data: &[f32], ahead: bool) -> Result<f32, Error> {
+    struct Read<'a>(&'a [f32], bool);
     impl Op for Read<'_> {
         type Output = f32;
         #[inline(always)]
         fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) -> f32 {
-            let (vectors, tail) = I::as_simd_f32s(self.0);
+            let Self(data, ahead) = self;
+            let (vectors, tail) = I::as_simd_f32s(data);
             let (blocks, rest) = vectors.as_chunks::<8>();
             let mut acc = [isa.splat_f32s(0.0); 8];
             for block in blocks {
+                if ahead {
+                    let next = block.as_ptr().cast::<f32>().wrapping_add(AHEAD);
+                    for line in (0..8 * I::F32_LANES).step_by(16) {
+                        isa.prefetch(next.wrapping_add(line));
+                    }
+                }
                 for (acc, x) in acc.iter_mut().zip(block) {
                     *acc = isa.add_f32s(*acc, *x);
                 }
@@ -53,7 +65,7 @@ pub fn read(level: Level, data: &[f32]) -> Result<f32, Error> {
             isa.reduce_sum_f32s(sum) + tail.iter().sum::<f32>()
         }
     }
-    level.dispatch(Read(data))
+    level.dispatch(Read(data, ahead))
 }
 
 /// `exp` of every element, in place, as the kernels compute it: within 2 ulp up to 88, exactly 0 where the

@@ -33,6 +33,7 @@ use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
 use crate::split::{RowsMut, Task};
+use crate::tile::Lines;
 use crate::{Element, View};
 
 /// Keys in a block: see the bench `prefill` for what others cost.
@@ -59,7 +60,7 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Task { call, b, hk, tokens, keys: span, part, rows: out, .. } = self.task;
+        let Task { call, b, hk, tokens, keys: span, part, rows: out, after, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, leaked) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start); // `tokens` lie inside the batch entry
@@ -133,15 +134,35 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                             vc[(key - keys.start) * dv..][..dv].fill(0.0);
                         }
                     }
-                    // The first block of rows finds K and V far away; it asks for what comes next.
-                    let mut ahead = None;
-                    if !copy_k && !copy_v && keys.end + KEYS <= visible.end {
-                        ahead = T::in_place(call.k.row(b, hk, keys.end));
+                    // The first block of rows finds K and V far away and asks for what comes next; in the last
+                    // step each block asks for the rows it will write and for queries of the next task.
+                    let last = keys.end == visible.end;
+                    let follow = if last && stop == rows { after } else { None };
+                    let next_k = match follow {
+                        None => lines(&call.k, b, hk, keys.end..visible.end.min(keys.end + KEYS)),
+                        Some(next) => {
+                            let start = call.keys(next.b, next.token).start;
+                            lines(&call.k, next.b, next.hk, start..call.kv_len(next.b).min(start + KEYS))
+                        }
+                    };
+                    let mut span = Span { keys, k, v, ahead: [[Lines::NONE; 2]; 2] };
+                    if !copy_v {
+                        span.ahead[0][0] = Lines { rows: v, count: span.keys.len() };
                     }
-                    let mut span = Span { keys, k, v, ahead };
+                    if !copy_k {
+                        span.ahead[1][0] = next_k;
+                    }
                     for (x, block) in table.iter_mut().enumerate() {
+                        if last {
+                            span.ahead[0][1] = stack.lines_of(block, &out);
+                        }
+                        if let (Some(next), 1) = (follow, call.group) {
+                            let start = next.token + x * width;
+                            let queries = start..call.q_len(next.b).min(start + width);
+                            span.ahead[1][1] = lines(&call.q, next.b, next.hk, queries);
+                        }
                         stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Step(&span));
-                        span.ahead = None;
+                        span.ahead = [[Lines::NONE; 2]; 2];
                     }
                 }
                 for (x, block) in table.iter_mut().enumerate() {
@@ -169,6 +190,19 @@ pub(crate) fn key_blocks(keys: Range<usize>) -> impl Iterator<Item = Range<usize
         start = block.end;
         (!block.is_empty()).then_some(block)
     })
+}
+
+/// Some tokens of Q, K or V, if they can be asked for: in memory as f32, features and tokens one stride apart.
+#[inline(always)]
+fn lines<T: Element>(view: &View<'_, T>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
+    if tokens.is_empty() || view.strides()[3] != 1 {
+        return Lines::NONE;
+    }
+    let [_, _, row, _] = view.strides();
+    match T::in_place(view.row(b, head, tokens.start)) {
+        None => Lines::NONE,
+        Some(ptr) => Lines { rows: Source { ptr, row, features: view.shape()[3] }, count: tokens.len() },
+    }
 }
 
 /// Writes a row that sees nothing.

@@ -18,6 +18,8 @@ use crate::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
 pub struct Split {
     /// Queries of a task, where there are many.
     pub tokens: usize,
+    /// Tasks that a thread takes at a time: while it computes one it asks for the memory of the next.
+    pub run: usize,
     /// What becomes of the spans that the keys of few queries are computed in.
     pub spans: Spans,
 }
@@ -57,6 +59,8 @@ pub struct Tasks<'a, T> {
     tokens: usize,
     /// The first key/value head.
     hk: usize,
+    /// Tasks that are given out at a time.
+    run: usize,
     /// The next task to give out.
     next: AtomicUsize,
 }
@@ -83,9 +87,19 @@ pub(crate) struct Task<'a, T> {
     pub keys: Range<usize>,
     /// Where the keys end that the same thread computes next.
     pub ahead: usize,
+    /// What the same thread computes after this.
+    pub after: Option<Unit>,
     /// Where the records of the head's rows go, or null where the rows themselves are written.
     pub part: *mut f32,
     pub rows: RowsMut<'a, T>,
+}
+
+/// A batch entry, a key/value head and a first query.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit {
+    pub b: usize,
+    pub hk: usize,
+    pub token: usize,
 }
 
 /// The same for the scores of some of these heads.
@@ -165,7 +179,7 @@ impl<T: Element> Call<'_, T> {
             }
         }
         let job = Job::Attend { parts: ptr, out };
-        Ok(Tasks { call: self, job, grid, tokens, hk: 0, next: AtomicUsize::new(0) })
+        Ok(Tasks { call: self, job, grid, tokens, hk: 0, run: split.run.max(1), next: AtomicUsize::new(0) })
     }
 
     /// As [`Call::split`], for the scores of some heads and queries: `out` is compact `[B, heads.len(),
@@ -205,7 +219,7 @@ impl<T: Element> Call<'_, T> {
         }
         let hk = heads.start.checked_div(self.group).unwrap_or(0);
         let job = Job::Scores { stage, heads, queries, out };
-        Ok(Tasks { call: self, job, grid, tokens, hk, next: AtomicUsize::new(0) })
+        Ok(Tasks { call: self, job, grid, tokens, hk, run: 1, next: AtomicUsize::new(0) })
     }
 
     /// The kernel for a batch entry.
@@ -240,29 +254,57 @@ impl<T: Element> Tasks<'_, T> {
         self.grid.iter().product()
     }
 
-    /// The number of a task that nobody has got yet.
-    fn take(&self) -> Option<usize> {
-        let next = |n| (n < self.count()).then_some(n + 1);
-        self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()
+    /// The numbers of tasks that nobody has got yet.
+    fn take(&self) -> Option<Range<usize>> {
+        let next = |n: usize| (n < self.count()).then(|| self.count().min(n.saturating_add(self.run)));
+        let start = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+        Some(start..self.count().min(start.saturating_add(self.run)))
     }
 
-    /// Computes a task that nobody has taken yet, with the kernel of `level`; `false` if there was none.
+    /// Computes some tasks that nobody has taken yet, with the kernel of `level`; `false` if there were none.
     /// Under causal the long ones come first.
     ///
     /// # Errors
     /// [`Error::LevelUnavailable`] if this processor does not have the level.
     pub fn run_next(&self, level: Level, scratch: &mut Scratch) -> Result<bool, Error> {
-        let Some(number) = self.take() else { return Ok(false) };
-        let ([_, hks, blocks, spans], call) = (self.grid, self.call);
+        let Some(mut numbers) = self.take() else { return Ok(false) };
+        while let Some(number) = numbers.next() {
+            self.compute(number, numbers.clone().next(), level, scratch)?;
+        }
+        Ok(true)
+    }
+
+    /// Batch entry, key/value head, block of queries and span of keys of a task.
+    fn find(&self, number: usize) -> [usize; 4] {
+        let [_, hks, blocks, spans] = self.grid;
         let (span, rest) = (number % spans, number / spans);
-        let (block, hk, b) = (blocks - 1 - rest % blocks, rest / blocks % hks, rest / blocks / hks);
+        [rest / blocks / hks, rest / blocks % hks, blocks - 1 - rest % blocks, span]
+    }
+
+    fn compute(
+        &self,
+        number: usize,
+        next: Option<usize>,
+        level: Level,
+        scratch: &mut Scratch,
+    ) -> Result<(), Error> {
+        let (call, [b, hk, block, span]) = (self.call, self.find(number));
         match &self.job {
             &Job::Attend { parts, out } => {
                 let tokens = cut(0..call.q.len(b), self.tokens, block);
                 if !tokens.is_empty() {
+                    let after = next.and_then(|next| self.unit(next));
                     let apart =
                         (!parts.is_null()).then(|| (span, parts.wrapping_add(self.part(b, hk, span))));
-                    self.attend(b, hk, tokens, apart, out, level, scratch)?;
+                    self.attend(
+                        Unit { b, hk, token: tokens.start },
+                        tokens.end,
+                        apart,
+                        after,
+                        out,
+                        level,
+                        scratch,
+                    )?;
                 }
             }
             Job::Scores { stage, heads, queries, out } => {
@@ -273,23 +315,31 @@ impl<T: Element> Tasks<'_, T> {
                 T::scores(ScoresTask { call, b, hk, tokens, heads, stage, out }, level, scratch)?;
             }
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// Where a task starts, if it has queries.
+    fn unit(&self, number: usize) -> Option<Unit> {
+        let [b, hk, block, _] = self.find(number);
+        let token = block * self.tokens;
+        (token < self.call.q_len(b)).then_some(Unit { b, hk, token })
     }
 
     /// Some queries: over all keys, or, `apart`, over one span, into records.
     #[allow(clippy::too_many_arguments)]
     fn attend(
         &self,
-        b: usize,
-        hk: usize,
-        mut tokens: Range<usize>,
+        Unit { b, hk, token }: Unit,
+        end: usize,
         apart: Option<(usize, *mut f32)>,
+        after: Option<Unit>,
         rows: RowsMut<'_, T>,
         level: Level,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let call = self.call;
         let (kernel, (size, spans)) = (call.kernel(level, b)?, call.spans(b));
+        let mut tokens = token..end;
         if kernel == Kernel::Decode {
             if tokens.start > 0 {
                 return Ok(()); // all of them were in the first block
@@ -299,7 +349,8 @@ impl<T: Element> Tasks<'_, T> {
         let run = |span: usize, ahead: usize, part: *mut f32, scratch: &mut Scratch| {
             let keys = cut(0..call.kv_len(b), size, span);
             let ahead = keys.end.max(ahead);
-            let task = Task { call, b, hk, tokens: tokens.clone(), keys, ahead, part, rows };
+            let after = if keys.end == call.kv_len(b) { after } else { None };
+            let task = Task { call, b, hk, tokens: tokens.clone(), keys, ahead, after, part, rows };
             match kernel {
                 Kernel::Prefill => T::prefill(task, level, scratch),
                 Kernel::Decode => T::decode(task, level, scratch),

@@ -17,42 +17,56 @@ const STEPS: usize = 16;
 /// Floats of a cache line.
 const LINE: usize = 64 / size_of::<f32>();
 
-/// Rows to ask for, for the second-level cache, while a product runs: some lines every `STEPS` steps. All at
-/// once they would fill the buffers that the product's own loads wait in.
+/// Some rows to ask for.
+#[derive(Clone, Copy)]
+pub(crate) struct Lines {
+    pub rows: Source,
+    pub count: usize,
+}
+
+impl Lines {
+    pub const NONE: Self = Self { rows: Source { ptr: core::ptr::null(), row: 0, features: 0 }, count: 0 };
+
+    #[inline(always)]
+    fn lines(&self) -> usize {
+        self.count * self.rows.features.div_ceil(LINE)
+    }
+}
+
+/// Asks for rows, for the second-level cache, while a product runs: some lines every `STEPS` steps. All at once
+/// they would fill the buffers that the product's own loads wait in.
 pub(crate) struct Feed {
     row: *const f32,
     column: usize,
-    rows: Source,
-    lines: usize,
+    now: Lines,
+    then: Lines,
+    left: usize,
     pace: usize,
 }
 
 impl Feed {
-    /// The first `count` of `rows`, of which a product over `count` such rows with `features` each, cut in
-    /// tiles of `tall` rows of either, is to ask for all.
+    /// What a product over `count` rows with `features` each, cut in tiles of `tall`, is to ask for.
     #[inline(always)]
-    pub fn new(rows: Source, count: usize, features: usize, tall: usize) -> Self {
-        let lines = rows.features.div_ceil(LINE);
-        let pace = (tall * lines).div_ceil(features.div_ceil(STEPS).max(1));
-        Self { row: rows.ptr, column: 0, rows, lines: count * lines, pace }
-    }
-
-    /// Nothing to ask for.
-    #[inline(always)]
-    pub fn none() -> Self {
-        let rows = Source { ptr: core::ptr::null(), row: 0, features: 0 };
-        Self { row: rows.ptr, column: 0, rows, lines: 0, pace: 0 }
+    pub fn new([now, then]: [Lines; 2], count: usize, features: usize, tall: usize) -> Self {
+        let left = now.lines() + then.lines();
+        let pace = left.div_ceil((count.div_ceil(tall) * features.div_ceil(STEPS)).max(1));
+        Self { row: now.rows.ptr, column: 0, now, then, left, pace }
     }
 
     #[inline(always)]
     fn step<I: Isa>(&mut self, isa: I) {
-        for _ in 0..self.pace.min(self.lines) {
+        for _ in 0..self.pace.min(self.left) {
+            if self.now.count == 0 {
+                (self.now, self.then) = (self.then, Lines::NONE);
+                (self.row, self.column) = (self.now.rows.ptr, 0);
+            }
             isa.prefetch(self.row.wrapping_add(self.column));
             self.column += LINE;
-            if self.column >= self.rows.features {
-                (self.column, self.row) = (0, self.row.wrapping_offset(self.rows.row));
+            if self.column >= self.now.rows.features {
+                (self.column, self.row) = (0, self.row.wrapping_offset(self.now.rows.row));
+                self.now.count -= 1;
             }
-            self.lines -= 1;
+            self.left -= 1;
         }
     }
 }

@@ -54,6 +54,7 @@ impl Plan {
         // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost
         // more in re-reading K and V than the evenness is worth.
         let full = ROWS.div_ceil(call.group().max(1));
+        let b = if nothing { 0 } else { b };
         let (mut tokens, most) = (full, (0..b).map(|b| call.spans(b).1).max().unwrap_or(1));
         let mut spans = Spans::Together;
         if threads > 1 && most > 1 && blocks(tokens) < 4 * threads {
@@ -66,11 +67,13 @@ impl Plan {
         let tasks = blocks(tokens).saturating_mul(each);
         let threads = threads.min(tasks.max(1));
         let mut kernels = [None; 2];
-        for b in 0..if nothing { 0 } else { b } {
+        for b in 0..b {
             let kernel = call.kernel(level, b)?;
             kernels[usize::from(kernel == Kernel::Decode)] = Some(kernel);
         }
-        let split = Split { tokens, spans };
+        // A few at a time, but enough left to even out.
+        let run = (tasks / (8 * threads)).clamp(1, 8);
+        let split = Split { tokens, run, spans };
         let tile = level.tile()?;
         Ok(Self { level, element: T::NAME, tile, kernels, split, tasks, threads, why_threads })
     }
@@ -93,7 +96,7 @@ impl Plan {
             Kernel::Decode => "decode kernel".to_string(),
         };
         let kernels = self.kernels.iter().flatten().map(kernel).collect::<Vec<_>>().join(", and ");
-        let Split { tokens, spans } = self.split;
+        let Split { tokens, spans, .. } = self.split;
         let spans = if spans == Spans::Apart { " and a span of keys" } else { "" };
         format!(
             "{} {kernels}: {tasks} tasks of up to {tokens} tokens{spans} on {threads} threads ({why_threads})",
