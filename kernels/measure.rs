@@ -34,9 +34,9 @@ pub fn fma(level: Level, steps: usize) -> Result<f64, Error> {
 /// How far [`read`] looks ahead, in f32: 8 KiB.
 const AHEAD: usize = 2048;
 
-/// Reads all of `data` once, in order, and returns the sum: time it to get the read rate. With `ahead` it asks
-/// for each cache line some KiB before it gets there, otherwise the processor has to guess: which one is faster
-/// depends on the machine, and on where `data` lies.
+/// Reads all of `data` once, in order, and returns the sum: time it to get the read rate. With `ahead` it
+/// asks for each cache line some KiB before it gets there, otherwise the processor has to guess: which is
+/// faster depends on the machine, and on where `data` lies.
 ///
 /// # Errors
 /// [`Error::LevelUnavailable`].

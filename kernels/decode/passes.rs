@@ -1,0 +1,323 @@
+//! The four passes of `decode.rs` over a chunk of keys: scores, terms, softmax, values.
+
+use core::ops::Range;
+
+use super::{CHUNK, Few, Pointers};
+use crate::element::Lanes;
+use crate::exp::exp;
+use crate::isa::Isa;
+use crate::join::state;
+use crate::{Element, terms};
+
+impl<T: Element> Few<'_, T> {
+    /// Scores of all rows over `n` keys. Asks for the values.
+    ///
+    /// # Safety
+    /// `k` must hold rows of `d` readable elements.
+    #[inline(always)]
+    pub(super) unsafe fn scores<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        n: usize,
+        k: &Pointers<T>,
+        v: &Pointers<T>,
+    ) {
+        // SAFETY: the caller's; there are `count` rows.
+        unsafe {
+            let mut r = 0;
+            while NQ >= 4 && r + 4 <= self.count {
+                self.score_rows::<I, 4>(isa, r, n, k, v);
+                r += 4;
+            }
+            while r + 2 <= self.count {
+                self.score_rows::<I, 2>(isa, r, n, k, v);
+                r += 2;
+            }
+            if r < self.count {
+                self.score_rows::<I, 1>(isa, r, n, k, v);
+            }
+        }
+    }
+
+    /// Four keys at a time for `R` rows from `first` on.
+    #[inline(always)]
+    unsafe fn score_rows<I: Isa, const R: usize>(
+        &self,
+        isa: I,
+        first: usize,
+        n: usize,
+        k: &Pointers<T>,
+        v: &Pointers<T>,
+    ) {
+        let q = self.q.wrapping_add(first * self.d);
+        for j in (0..n).step_by(4) {
+            let k = [k[j], k[j + 1], k[j + 2], k[j + 3]];
+            let v = [v[j], v[j + 1], v[j + 2], v[j + 3]];
+            let mut acc = [[isa.splat_f32s(0.0); 4]; R];
+            for c in (0..self.d).step_by(I::F32_LANES) {
+                if first == 0 {
+                    for v in v {
+                        isa.prefetch(v.wrapping_add(c).cast());
+                    }
+                }
+                // SAFETY: the caller's, of whole vectors.
+                unsafe {
+                    let k = [
+                        T::load(isa, k[0].wrapping_add(c)),
+                        T::load(isa, k[1].wrapping_add(c)),
+                        T::load(isa, k[2].wrapping_add(c)),
+                        T::load(isa, k[3].wrapping_add(c)),
+                    ];
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let q = f32::load(isa, q.wrapping_add(r * self.d + c));
+                        for (acc, k) in acc.iter_mut().zip(k) {
+                            *acc = isa.mul_add_e_f32s(q, k, *acc);
+                        }
+                    }
+                }
+            }
+            for (r, acc) in acc.into_iter().enumerate() {
+                // SAFETY: a row of scores has room for whole fours.
+                unsafe { *self.s.add((first + r) * CHUNK + j).cast() = isa.sums(acc) };
+            }
+        }
+    }
+
+    /// Cap, slopes, bias and visibility; -inf behind the keys up to a whole vector. Whether every row sees all
+    /// of the keys.
+    ///
+    /// # Safety
+    /// The scores must hold the keys, in whole vectors.
+    #[inline(always)]
+    pub(super) unsafe fn terms<I: Isa>(&mut self, isa: I, keys: &Range<usize>) -> bool {
+        let (terms, n, lanes) = (&self.call.terms, keys.len(), I::F32_LANES);
+        let vectors = n.div_ceil(lanes);
+        let plain = !self.call.is_masked() && terms.softcap.is_none() && terms.slopes.is_none();
+        if plain && n % lanes == 0 && self.common.start <= keys.start && keys.end <= self.common.end {
+            return true;
+        }
+        let mut whole = true;
+        for r in 0..self.count {
+            let (head, token) = (self.rows.head[r], self.rows.token[r]);
+            let s: *mut I::f32s = self.s.wrapping_add(r * CHUNK).cast();
+            let mut seen = interval(self.keys[r][0]..self.keys[r][1], keys);
+            // SAFETY: the caller's.
+            unsafe {
+                if let Some(cap) = terms.softcap {
+                    terms::cap(isa, s, vectors, cap);
+                }
+                if let Some(slopes) = terms.slopes {
+                    let ahead = self.call.pos(self.b, token).saturating_sub(keys.start as i64) as f32;
+                    let (ahead, slope) = (isa.splat_f32s(ahead), isa.splat_f32s(-slopes[head]));
+                    for x in 0..vectors {
+                        let [j]: [I::f32s; 1] = terms::lanes(isa, |i| (x * lanes + i) as f32);
+                        let distance = isa.abs_f32s(isa.sub_f32s(ahead, j));
+                        *s.add(x) = isa.mul_add_e_f32s(slope, distance, *s.add(x));
+                    }
+                }
+                if let Some(bias) = &terms.bias {
+                    let row = bias.row(self.b, head, token);
+                    for j in 0..n {
+                        let x = *row.wrapping_offset((keys.start + j) as isize * bias.strides()[3]);
+                        *s.cast::<f32>().add(j) += x;
+                        seen &= !(u64::from(x == f32::NEG_INFINITY) << j);
+                    }
+                }
+                if let Some(mask) = &terms.mask {
+                    let stride = mask.strides()[3];
+                    let row = mask.row(self.b, head, token).wrapping_offset(keys.start as isize * stride);
+                    seen &= if stride == 1 {
+                        isa.bits(row, n)
+                    } else {
+                        (0..n).fold(0, |bits, j| {
+                            bits | u64::from(*row.wrapping_offset(j as isize * stride)) << j
+                        })
+                    };
+                }
+                let all = seen == u64::MAX >> (64 - n);
+                whole &= all;
+                if !all || n % lanes > 0 {
+                    for x in 0..vectors {
+                        *s.add(x) = isa.hide(*s.add(x), seen >> (x * lanes));
+                    }
+                }
+            }
+            self.seen[r] = seen;
+        }
+        whole
+    }
+
+    /// One step of the online softmax for each row. The sums stay apart in lanes until the end, and nothing
+    /// has to be rescaled where no score exceeds the maximum, which is nearly always.
+    ///
+    /// # Safety
+    /// The scores must hold `n` keys, in whole vectors.
+    #[inline(always)]
+    pub(super) unsafe fn softmax<I: Isa>(&mut self, isa: I, n: usize) {
+        for r in 0..self.count {
+            // SAFETY: the caller's; there is a vector of sums for each row.
+            let (s, sum) = unsafe {
+                let s = self.s.add(r * CHUNK).cast::<I::f32s>();
+                let sum = self.l.add(r * I::F32_LANES).cast::<I::f32s>();
+                (core::slice::from_raw_parts_mut(s, n.div_ceil(I::F32_LANES)), &mut *sum)
+            };
+            let before = isa.splat_f32s(self.m[r]);
+            let mut max = before;
+            for s in s.iter() {
+                max = isa.max_f32s(*s, max);
+            }
+            self.correction[r] = 1.0;
+            if isa.first_true_m32s(isa.greater_than_f32s(max, before)) < I::F32_LANES {
+                self.m[r] = isa.reduce_max_f32s(max);
+                let correction = exp(isa, isa.sub_f32s(before, isa.splat_f32s(shift(self.m[r]))));
+                self.correction[r] = isa.reduce_max_f32s(correction);
+                *sum = isa.mul_f32s(*sum, correction);
+            }
+            let shift = isa.splat_f32s(shift(self.m[r]));
+            for s in s {
+                *s = exp(isa, isa.sub_f32s(*s, shift));
+                *sum = isa.add_f32s(*sum, *s);
+            }
+        }
+    }
+
+    /// Writes maximum and sum of each row to its record.
+    ///
+    /// # Safety
+    /// There must be a vector of sums for each row.
+    #[inline(always)]
+    pub(super) unsafe fn end<I: Isa>(&self, isa: I) {
+        for r in 0..self.count {
+            // SAFETY: the caller's.
+            unsafe {
+                let sum = isa.reduce_sum_f32s(*self.l.add(r * I::F32_LANES).cast::<I::f32s>());
+                *state(self.o[r], self.call.v.shape()[3]) = [self.m[r], sum];
+            }
+        }
+    }
+
+    /// Adds the weighted values of `n` keys to the records. Asks for the rows `ahead`.
+    ///
+    /// # Safety
+    /// `v` must hold rows of `dv` readable elements.
+    #[inline(always)]
+    pub(super) unsafe fn values<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        n: usize,
+        v: &Pointers<T>,
+        ahead: &Pointers<T>,
+        whole: bool,
+    ) {
+        // SAFETY: the caller's; there are `count` rows.
+        unsafe {
+            let mut r = 0;
+            while NQ >= 4 && whole && r + 4 <= self.count {
+                self.value_rows::<I, 4>(isa, r, n, v, ahead, None);
+                r += 4;
+            }
+            while whole && r + 2 <= self.count {
+                self.value_rows::<I, 2>(isa, r, n, v, ahead, None);
+                r += 2;
+            }
+            while r < self.count {
+                let seen = if whole { None } else { Some(self.seen[r]) };
+                self.value_rows::<I, 1>(isa, r, n, v, ahead, seen);
+                r += 1;
+            }
+        }
+    }
+
+    /// `R` rows from `first` on.
+    #[inline(always)]
+    unsafe fn value_rows<I: Isa, const R: usize>(
+        &self,
+        isa: I,
+        first: usize,
+        n: usize,
+        v: &Pointers<T>,
+        ahead: &Pointers<T>,
+        seen: Option<u64>,
+    ) {
+        let (lanes, mut c) = (I::F32_LANES, 0);
+        // SAFETY: the caller's.
+        unsafe {
+            while c + 4 * lanes <= self.dv {
+                let ahead = if first == 0 { Some(ahead) } else { None };
+                self.value_tile::<I, R, 4>(isa, first, n, v, c, ahead, seen);
+                c += 4 * lanes;
+            }
+            while c < self.dv {
+                let ahead = if first == 0 { Some(ahead) } else { None };
+                self.value_tile::<I, R, 1>(isa, first, n, v, c, ahead, seen);
+                c += lanes;
+            }
+        }
+    }
+
+    /// `C` vectors of features from `c` on, of `R` rows from `first` on.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn value_tile<I: Isa, const R: usize, const C: usize>(
+        &self,
+        isa: I,
+        first: usize,
+        n: usize,
+        v: &Pointers<T>,
+        c: usize,
+        ahead: Option<&Pointers<T>>,
+        seen: Option<u64>,
+    ) {
+        let mut acc = [[isa.splat_f32s(0.0); C]; R];
+        // SAFETY: the caller's; a record holds `dv` f32 and more.
+        unsafe {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let correction = isa.splat_f32s(self.correction[first + r]);
+                for (x, acc) in acc.iter_mut().enumerate() {
+                    let o = f32::load(isa, self.o[first + r].add(c + x * I::F32_LANES));
+                    *acc = isa.mul_f32s(o, correction);
+                }
+            }
+            for j in 0..n {
+                if let Some(ahead) = ahead {
+                    for x in 0..C {
+                        isa.prefetch(ahead[j].wrapping_add(c + x * I::F32_LANES).cast());
+                    }
+                }
+                if seen.is_some_and(|seen| seen >> j & 1 == 0) {
+                    continue;
+                }
+                let row = v[j].wrapping_add(c);
+                let mut value = [isa.splat_f32s(0.0); C];
+                for (x, value) in value.iter_mut().enumerate() {
+                    *value = T::load(isa, row.wrapping_add(x * I::F32_LANES));
+                }
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let weight = isa.splat_f32s(*self.s.add((first + r) * CHUNK + j));
+                    for (acc, value) in acc.iter_mut().zip(value) {
+                        *acc = isa.mul_add_e_f32s(weight, value, *acc);
+                    }
+                }
+            }
+            for (r, acc) in acc.iter().enumerate() {
+                for (x, acc) in acc.iter().enumerate() {
+                    f32::store(isa, self.o[first + r].add(c + x * I::F32_LANES), *acc);
+                }
+            }
+        }
+    }
+}
+
+/// What to subtract before exp: the maximum, or 0 where nothing is visible yet.
+#[inline(always)]
+fn shift(max: f32) -> f32 {
+    if max == f32::NEG_INFINITY { 0.0 } else { max }
+}
+
+/// The keys of a chunk that lie in an interval, as bits.
+#[inline(always)]
+fn interval(seen: Range<usize>, keys: &Range<usize>) -> u64 {
+    let clamp = |j: usize| j.clamp(keys.start, keys.end) - keys.start;
+    let below = |j: usize| if j == 0 { 0 } else { u64::MAX >> (64 - j) };
+    below(clamp(seen.end)) & !below(clamp(seen.start))
+}
