@@ -6,8 +6,9 @@
 //! O = P V                 by gemm
 //! ```
 //!
-//! Heads are shared between the threads of the current pool. Each thread has one matrix of scores, allocated
-//! once; exp is the one of the kernels. Causal computes all of S, as gemm must, and exp of the visible part.
+//! Heads are shared between the threads of the current pool. Each thread has one matrix of scores, which
+//! stays for the next call; exp is the one of the kernels. Causal computes all of S, as gemm must, and exp of
+//! the visible part.
 #![allow(unsafe_code, reason = "gemm takes pointers")]
 
 use std::sync::{Mutex, PoisonError};
@@ -15,26 +16,31 @@ use std::sync::{Mutex, PoisonError};
 use headwise::Level;
 use rayon::prelude::*;
 
-use crate::bench::Shape;
+use crate::Failure;
+use crate::bench::{Buffer, Shape};
 
 /// The baseline with its matrices of scores: as many as there were threads at work at once.
 #[derive(Default)]
 pub(crate) struct Baseline {
-    scores: Mutex<Vec<Vec<f32>>>,
+    scores: Mutex<Vec<Buffer>>,
 }
 
 impl Baseline {
     /// `q`, `k`, `v` and `out` are compact and of the sizes of `shape`; `exp` runs at `level`.
-    pub fn run(&self, shape: &Shape, level: Level, [q, k, v]: [&[f32]; 3], out: &mut [f32]) {
+    pub fn run(
+        &self,
+        shape: &Shape,
+        level: Level,
+        [q, k, v]: [&[f32]; 3],
+        out: &mut [f32],
+    ) -> Result<(), Failure> {
         let &Shape { hq, hk, lq, lk, d, causal, .. } = shape;
-        out.par_chunks_mut(lq * d).enumerate().for_each(|(head, out)| {
+        out.par_chunks_mut(lq * d).enumerate().try_for_each(|(head, out)| {
             let (b, h) = (head / hq, head % hq);
             let kv = (b * hk + h / (hq / hk)) * lk * d;
             let (q, k, v) = (&q[head * lq * d..][..lq * d], &k[kv..][..lk * d], &v[kv..][..lk * d]);
-            let mut buffer = self.lock().pop().unwrap_or_default();
-            if buffer.len() < lq * lk {
-                buffer.resize(lq * lk, 0.0);
-            }
+            let spare = self.lock().pop().filter(|spare| spare.len() >= lq * lk);
+            let mut buffer = spare.map_or_else(|| Buffer::new(lq * lk, |_| 0.0), Ok)?;
             let scores = &mut buffer[..lq * lk];
             let scale = 1.0 / (d as f32).sqrt();
             product([lq, d, lk], scores, q, Right { data: k, column: d, row: 1 }, scale);
@@ -45,10 +51,16 @@ impl Baseline {
             }
             product([lq, lk, d], out, scores, Right { data: v, column: 1, row: d }, 1.0);
             self.lock().push(buffer);
-        });
+            Ok(())
+        })
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Vec<f32>>> {
+    /// The matrices of scores that `threads` threads work on: the allocator does not see them.
+    pub fn score_bytes(shape: &Shape, threads: usize) -> usize {
+        threads.min(shape.b * shape.hq) * shape.lq * shape.lk * size_of::<f32>()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Buffer>> {
         self.scores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,12 +2,20 @@
 //!
 //! ```text
 //! every shape, level, number of threads, implementation: one call on fresh threads; memory, check, estimate
-//! each round: peaks, then all of them once                so that load on the machine hits all alike
-//! report: medians over the rounds
+//! each round: peaks, then all of them in turn             so that load on the machine hits all alike
+//!     warm up, peak, calls, peak, reads of K and V        each yardstick right beside what it measures
+//! report: medians over the rounds of medians over the calls
 //! ```
+//!
+//! - Peak: multiply-adds in registers for 0.3 ms on all of the job's threads, at the clock that the job runs
+//!   at. `peak_percent` is of the mean of the two, round by round.
+//! - Reads, for shapes with few queries: K and V from end to end by as many threads, over and over as the
+//!   calls do, with and without prefetching. `read_percent` is of the faster way, round by round.
+//! - Inputs, output and the baseline's scores lie on large pages where the system has them.
 //!
 //! Calls that take long run in some of the rounds only. Nothing is timed whose result is wrong.
 
+mod buffer;
 mod machine;
 mod report;
 mod shapes;
@@ -23,6 +31,7 @@ use crate::baseline::Baseline;
 use machine::{Machine, on_fresh_threads};
 use shapes::{Case, SHAPES};
 
+pub(crate) use buffer::Buffer;
 pub(crate) use shapes::Shape;
 
 /// Measures the named shapes against this machine's peak and against gemm + softmax + gemm.
@@ -90,10 +99,19 @@ struct Job {
     estimate: f64,
     /// Rounds that it takes part in.
     rounds: usize,
-    /// Seconds of a call, in every round.
-    seconds: Vec<f64>,
+    samples: Vec<Sample>,
     extra_bytes: usize,
     max_error: f64,
+}
+
+/// One round of a job.
+struct Sample {
+    /// Of a call, the median.
+    seconds: f64,
+    /// GFLOP/s of multiply-adds alone, the mean of just before and just after the calls.
+    peak: f64,
+    /// GB/s of reading K and V alone, just after; NaN for shapes with many queries.
+    read: f64,
 }
 
 /// The largest error that a result may have (f32, inputs in [-1, 1]).
@@ -104,6 +122,9 @@ const SHARE: f64 = 1.0 / 6.0;
 
 /// Seconds over which short calls are repeated in a round.
 const REPEAT: f64 = 0.01;
+
+/// Seconds of a call that warms itself up: shorter ones run once before they are timed.
+const LONG: f64 = 0.1;
 
 impl Args {
     /// Runs the command.
@@ -119,7 +140,7 @@ impl Args {
         let threads = or_default(&self.threads, &[1, cores]);
         let mut machine = Machine::new(&levels, &threads)?;
         let shapes = or_default(&self.shape, &SHAPES);
-        let mut cases: Vec<Case> = shapes.into_iter().map(Case::new).collect::<Result<_, _>>()?;
+        let mut cases = Case::all(&shapes)?;
 
         let mut jobs = jobs(cases.len(), levels.len(), &machine);
         let rounds = self.rounds;
@@ -127,7 +148,7 @@ impl Args {
         let progress = progress(jobs.len() + rounds);
         for job in &mut jobs {
             progress.set_message(cases[job.case].shape.name);
-            job.prepare(&mut cases[job.case], &machine, rounds)?;
+            job.prepare(&mut cases[job.case], &machine, &baseline, rounds)?;
             progress.inc(1);
         }
         for round in 0..rounds {
@@ -168,7 +189,7 @@ fn jobs(cases: usize, levels: usize, machine: &Machine) -> Vec<Job> {
         for threads in 0..machine.threads.len() {
             let library = (0..levels).map(|level| (level, By::Headwise));
             for (level, by) in library.chain([(best, By::Gemm)]) {
-                let (estimate, seconds, max_error) = (0.0, Vec::new(), 0.0);
+                let (estimate, samples, max_error) = (0.0, Vec::new(), 0.0);
                 jobs.push(Job {
                     case,
                     level,
@@ -176,7 +197,7 @@ fn jobs(cases: usize, levels: usize, machine: &Machine) -> Vec<Job> {
                     by,
                     estimate,
                     rounds: 0,
-                    seconds,
+                    samples,
                     extra_bytes: 0,
                     max_error,
                 });
@@ -184,6 +205,16 @@ fn jobs(cases: usize, levels: usize, machine: &Machine) -> Vec<Job> {
         }
     }
     jobs
+}
+
+/// The median of the seconds that `call` returns, over as many calls as take [`REPEAT`] together: a call that
+/// was interrupted does not count, as the peak is too short to be interrupted often.
+fn repeated(mut call: impl FnMut() -> Result<f64, Failure>) -> Result<f64, Failure> {
+    let mut seconds = Vec::new();
+    while seconds.iter().sum::<f64>() < REPEAT {
+        seconds.push(call()?);
+    }
+    Ok(machine::median(&seconds))
 }
 
 /// Drawn on a terminal only.
@@ -195,28 +226,37 @@ fn progress(steps: usize) -> ProgressBar {
 
 impl Job {
     /// One call.
-    fn run(&self, case: &mut Case, level: Level, baseline: &Baseline) -> Result<(), headwise::Error> {
+    fn run(&self, case: &mut Case, level: Level, baseline: &Baseline) -> Result<(), Failure> {
         match self.by {
-            By::Headwise => case.attention(level),
+            By::Headwise => case.attention(level).map_err(Failure::usage),
             By::Gemm => {
-                baseline.run(&case.shape, level, [&case.q, &case.k, &case.v], &mut case.out);
-                Ok(())
+                let shape = case.shape;
+                let (inputs, out) = case.parts();
+                baseline.run(&shape, level, inputs, out)
             }
         }
     }
 
     /// Runs on fresh threads to see what memory it takes; checks the result; fixes the number of rounds.
-    fn prepare(&mut self, case: &mut Case, machine: &Machine, rounds: usize) -> Result<(), Failure> {
+    fn prepare(
+        &mut self,
+        case: &mut Case,
+        machine: &Machine,
+        baseline: &Baseline,
+        rounds: usize,
+    ) -> Result<(), Failure> {
         let (level, threads) = (machine.levels[self.level], machine.threads[self.threads].count);
         case.out.fill(f32::NAN);
-        let baseline = Baseline::default();
         let first = on_fresh_threads(threads, || {
             PeakAlloc.reset_peak_usage();
             let (before, start) = (PeakAlloc.current_usage(), Instant::now());
-            self.run(case, level, &baseline)?;
+            self.run(case, level, baseline)?;
             Ok((start.elapsed().as_secs_f64(), PeakAlloc.peak_usage().saturating_sub(before)))
         })?;
-        (self.estimate, self.extra_bytes) = first.map_err(|error: headwise::Error| Failure::usage(error))?;
+        (self.estimate, self.extra_bytes) = first?;
+        if self.by == By::Gemm {
+            self.extra_bytes += Baseline::score_bytes(&case.shape, threads);
+        }
         self.max_error = case.max_error();
         if self.max_error > MAX_ERROR {
             let (name, by, error) = (case.shape.name, self.by, self.max_error);
@@ -237,38 +277,47 @@ impl Job {
 
     fn time(&mut self, case: &mut Case, machine: &Machine, baseline: &Baseline) -> Result<(), Failure> {
         let (level, threads) = (machine.levels[self.level], &machine.threads[self.threads]);
-        let calls = (REPEAT / self.estimate.max(1e-6)).ceil() as usize;
-        let seconds = threads.pool.install(|| {
-            if calls > 1 {
-                self.run(case, level, baseline)?; // brings the inputs back into the caches
+        let sample = threads.pool.install(|| {
+            if self.estimate < LONG {
+                self.run(case, level, baseline)?; // caches and page tables as in steady use
             }
-            let start = Instant::now();
-            for _ in 0..calls {
+            let before = machine.burst(self.level, self.threads)?;
+            let seconds = repeated(|| {
+                let start = Instant::now();
                 self.run(case, level, baseline)?;
+                Ok(start.elapsed().as_secs_f64())
+            })?;
+            let peak = (before + machine.burst(self.level, self.threads)?) / 2.0;
+            let mut read = f64::NAN;
+            if case.shape.bytes_to_read().is_some() {
+                let ([_, k, v], _) = case.parts();
+                read = threads.read([k, v])?;
             }
-            Ok(start.elapsed().as_secs_f64() / calls as f64)
-        });
-        self.seconds.push(seconds.map_err(|error: headwise::Error| Failure::usage(error))?);
+            Ok(Sample { seconds, peak, read })
+        })?;
+        self.samples.push(sample);
         Ok(())
     }
 
     fn report(&self, case: &Case, machine: &Machine) -> report::Row {
-        let threads = &machine.threads[self.threads];
-        let median = machine::median(&self.seconds);
-        let gflops = case.shape.flop() / median / 1e9;
-        let percent = |part: f64, whole: f64| report::digits(100.0 * part / whole);
+        let median = |f: &dyn Fn(&Sample) -> f64| {
+            report::digits(machine::median(&self.samples.iter().map(f).collect::<Vec<_>>()))
+        };
+        let (gflop, bytes) = (case.shape.flop() / 1e9, case.shape.bytes_to_read());
+        let seconds = self.samples.iter().map(|sample| sample.seconds);
         report::Row {
             shape: case.shape.name,
             element: "f32",
             level: machine.levels[self.level].name(),
-            threads: threads.count,
+            threads: machine.threads[self.threads].count,
             by: self.by,
-            median_ms: report::digits(1e3 * median),
-            min_ms: report::digits(1e3 * self.seconds.iter().copied().fold(f64::INFINITY, f64::min)),
-            rounds: self.seconds.len(),
-            gflops: report::digits(gflops),
-            peak_percent: percent(gflops, threads.peak(self.level)),
-            read_percent: case.shape.bytes_to_read().map(|n| percent(n / median / 1e9, threads.read_rate())),
+            median_ms: median(&|sample| 1e3 * sample.seconds),
+            min_ms: report::digits(1e3 * seconds.fold(f64::INFINITY, f64::min)),
+            rounds: self.samples.len(),
+            gflops: median(&|sample| gflop / sample.seconds),
+            gbps: bytes.map(|bytes| median(&|sample| bytes / 1e9 / sample.seconds)),
+            peak_percent: median(&|sample| 100.0 * gflop / sample.seconds / sample.peak),
+            read_percent: bytes.map(|bytes| median(&|sample| bytes / 1e7 / sample.seconds / sample.read)),
             extra_bytes: self.extra_bytes,
             max_error: report::digits(self.max_error),
         }

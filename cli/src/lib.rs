@@ -5,7 +5,7 @@
 //! | `run.rs` | `headwise run`: bytes of a safetensors file in, bytes of one out |
 //! | `options.rs` | the options of a run, as JSON |
 //! | `tensors.rs` | the tensors of a run, out of and into safetensors |
-//! | `bench.rs`, `bench/` | `headwise bench`: the interleaved rounds; shapes, machine, report |
+//! | `bench.rs`, `bench/` | `headwise bench`: the interleaved rounds; shapes, machine, memory, report |
 //! | `check.rs` | `headwise check`: random cases at every level, held against the reference |
 //! | `case.rs` | one random case: drawn from numbers, run, compared; tests and fuzz targets share it |
 //! | `baseline.rs` | gemm + softmax + gemm, what the bench compares with |

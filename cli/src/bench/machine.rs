@@ -1,13 +1,17 @@
 //! What the machine can do: multiply-add peak of every level and read rate, at every number of threads.
 //!
-//! Measured again in every round, between the shapes, so that load on the machine hits all alike.
+//! Measured again in every round, between the shapes, so that load on the machine hits all alike; and beside
+//! every job, for its percentages.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use headwise::Level;
 use headwise_kernels::{fma, read};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::buffer::Buffer;
+use super::repeated;
 use crate::Failure;
 
 /// One number of threads: its pool, and what was measured with it.
@@ -26,11 +30,14 @@ pub(crate) struct Machine {
     pub threads: Vec<Threads>,
     /// Steps of `fma` that take about [`PEAK_SECONDS`].
     steps: Vec<usize>,
-    memory: Vec<f32>,
+    memory: Buffer,
 }
 
 /// Long enough for the clock to settle where it stays under such work.
 const PEAK_SECONDS: f64 = 0.05;
+
+/// Beside a job: too short for the clock to leave what the job has made it.
+const BURST_SECONDS: f64 = 0.0003;
 
 /// Beyond what the caches of most machines hold.
 const READ_BYTES: usize = 256 << 20;
@@ -64,28 +71,27 @@ impl Machine {
             Ok(Threads { count: threads, pool, peaks, reads })
         });
         let threads = threads.collect::<Result<_, Failure>>()?;
-        let memory = (0..READ_BYTES / size_of::<f32>()).map(|i| i as f32).collect();
+        let memory = Buffer::new(READ_BYTES / size_of::<f32>(), |i| i as f32)?;
         Ok(Self { levels, threads, steps, memory })
     }
 
     /// One round.
     pub fn measure(&mut self) -> Result<(), Failure> {
         for threads in &mut self.threads {
-            for ((&level, &steps), peaks) in self.levels.iter().zip(&self.steps).zip(&mut threads.peaks) {
-                let start = Instant::now();
-                let flop: f64 = sum(threads.pool.broadcast(|_| fma(level, steps)))?;
-                peaks.push(flop / start.elapsed().as_secs_f64() / 1e9);
+            for (at, (&level, &steps)) in self.levels.iter().zip(&self.steps).enumerate() {
+                let gflops = threads.multiply_adds(level, steps)?;
+                threads.peaks[at].push(gflops);
             }
-            let part = self.memory.len().div_ceil(threads.count);
-            let start = Instant::now();
-            let sums = threads.pool.broadcast(|thread| {
-                let mine = self.memory.chunks(part).nth(thread.index()).unwrap_or_default();
-                read(Level::detect(), mine).map(f64::from)
-            });
-            std::hint::black_box(sum(sums)?);
-            threads.reads.push(READ_BYTES as f64 / start.elapsed().as_secs_f64() / 1e9);
+            let gbps = threads.read([&self.memory, &[]])?;
+            threads.reads.push(gbps);
         }
         Ok(())
+    }
+
+    /// GFLOP/s at this moment, from [`BURST_SECONDS`] of multiply-adds; `level` and `threads` are indices.
+    pub fn burst(&self, level: usize, threads: usize) -> Result<f64, Failure> {
+        let steps = self.steps[level] as f64 * BURST_SECONDS / PEAK_SECONDS;
+        self.threads[threads].multiply_adds(self.levels[level], steps as usize + 1)
     }
 }
 
@@ -99,10 +105,56 @@ impl Threads {
     pub fn read_rate(&self) -> f64 {
         median(&self.reads)
     }
-}
 
-fn sum(parts: Vec<Result<f64, headwise::Error>>) -> Result<f64, Failure> {
-    parts.into_iter().sum::<Result<f64, _>>().map_err(Failure::usage)
+    fn multiply_adds(&self, level: Level, steps: usize) -> Result<f64, Failure> {
+        let (flop, seconds) = self.at_once(|_| fma(level, steps))?;
+        Ok(flop / seconds / 1e9)
+    }
+
+    /// GB/s of reading both, each thread its part of each: the faster one of the two ways to read.
+    pub fn read(&self, data: [&[f32]; 2]) -> Result<f64, Failure> {
+        let bytes = data.map(size_of_val).iter().sum::<usize>() as f64;
+        let mut best = 0.0;
+        for ahead in [false, true] {
+            let seconds = repeated(|| {
+                let (sum, seconds) = self.at_once(|thread| {
+                    let sums = data.iter().map(|data| {
+                        let part = data.len().div_ceil(self.count).max(1);
+                        let mine = data.chunks(part).nth(thread).unwrap_or_default();
+                        read(Level::detect(), mine, ahead).map(f64::from)
+                    });
+                    sums.sum()
+                })?;
+                std::hint::black_box(sum);
+                Ok(seconds)
+            })?;
+            best = f64::max(best, bytes / seconds / 1e9);
+        }
+        Ok(best)
+    }
+
+    /// What `work` returns, summed over the threads, and the seconds from the first one's start to the last
+    /// one's end. They wait for each other first: to wake up may take as long as the work.
+    fn at_once(
+        &self,
+        work: impl Fn(usize) -> Result<f64, headwise::Error> + Sync,
+    ) -> Result<(f64, f64), Failure> {
+        let missing = AtomicUsize::new(self.count);
+        let parts = self.pool.broadcast(|thread| {
+            missing.fetch_sub(1, Ordering::Relaxed);
+            while missing.load(Ordering::Relaxed) > 0 {
+                std::thread::yield_now();
+            }
+            let start = Instant::now();
+            Ok((work(thread.index())?, start, Instant::now()))
+        });
+        let parts: Vec<_> =
+            parts.into_iter().collect::<Result<_, headwise::Error>>().map_err(Failure::usage)?;
+        let first = parts.iter().map(|part| part.1).min();
+        let last = parts.iter().map(|part| part.2).max();
+        let seconds = last.zip(first).map_or(0.0, |(last, first)| (last - first).as_secs_f64());
+        Ok((parts.iter().map(|part| part.0).sum(), seconds))
+    }
 }
 
 /// The number of steps for [`PEAK_SECONDS`].

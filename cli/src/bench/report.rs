@@ -23,6 +23,9 @@ pub(crate) struct Row {
     pub min_ms: f64,
     pub rounds: usize,
     pub gflops: f64,
+    /// K and V by the time, for shapes with few queries; in the table only.
+    #[serde(skip)]
+    pub gbps: Option<f64>,
     pub peak_percent: f64,
     pub read_percent: Option<f64>,
     pub extra_bytes: usize,
@@ -86,7 +89,7 @@ pub(crate) fn table(machine: &Machine, cores: usize, rows: &[Row]) -> String {
     }
     _ = writeln!(
         text,
-        "\n{:13}{:5}{:8}{:>7}{:>11}{:>9}{:>7}{:>7}{:>11}{:>9}{:>12}{:>10}",
+        "\n{:13}{:5}{:8}{:>7}{:>10}{:>8}{:>7}{:>6}{:>7}{:>10}{:>9}{:>12}{:>8}",
         "shape",
         "type",
         "level",
@@ -94,20 +97,22 @@ pub(crate) fn table(machine: &Machine, cores: usize, rows: &[Row]) -> String {
         "ms",
         "GFLOP/s",
         "% peak",
+        "GB/s",
         "% read",
         "gemm ms",
         "speed-up",
         "extra bytes",
-        "max error",
+        "error",
     );
     for row in rows.iter().filter(|row| row.by == By::Headwise) {
         let same =
             |other: &&Row| other.by == By::Gemm && (other.shape, other.threads) == (row.shape, row.threads);
         let gemm = rows.iter().find(same).map_or(f64::NAN, |row| row.median_ms);
-        let read = row.read_percent.map_or("-".to_string(), |percent| format!("{percent:.1}"));
+        let or_dash = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.1}"));
+        let (rate, read) = (or_dash(row.gbps), or_dash(row.read_percent));
         _ = writeln!(
             text,
-            "{:13}{:5}{:8}{:>7}{:>11.3}{:>9.1}{:>7.1}{read:>7}{gemm:>11.3}{:>9.2}{:>12}{:>10.1e}",
+            "{:13}{:5}{:8}{:>7}{:>10.3}{:>8.1}{:>7.1}{rate:>6}{read:>7}{gemm:>10.3}{:>9.2}{:>12}{:>8.1e}",
             row.shape,
             row.element,
             row.level,

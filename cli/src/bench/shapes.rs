@@ -1,7 +1,10 @@
 //! The named shapes, their inputs, and the rows of the f64 reference that every result is checked against.
 
+use std::sync::Arc;
+
 use headwise::{Attention, Level, Position, Terms, View, ViewMut, reference};
 
+use super::buffer::Buffer;
 use crate::Failure;
 
 /// The sizes of a problem: `B x Hq/Hk x Lq x Lk x D`.
@@ -18,17 +21,22 @@ pub(crate) struct Shape {
 }
 
 #[rustfmt::skip]
-pub(crate) const SHAPES: [Shape; 10] = [
-    Shape { name: "bert",         b: 8,  hq: 12, hk: 12, lq: 128,  lk: 128,  d: 64,  causal: false },
-    Shape { name: "classic",      b: 1,  hq: 8,  hk: 8,  lq: 512,  lk: 512,  d: 64,  causal: false },
-    Shape { name: "prefill",      b: 1,  hq: 32, hk: 8,  lq: 2048, lk: 2048, d: 128, causal: true },
-    Shape { name: "long",         b: 1,  hq: 8,  hk: 8,  lq: 8192, lk: 8192, d: 64,  causal: false },
-    Shape { name: "long-causal",  b: 1,  hq: 8,  hk: 8,  lq: 8192, lk: 8192, d: 64,  causal: true },
-    Shape { name: "vit",          b: 4,  hq: 12, hk: 12, lq: 197,  lk: 197,  d: 64,  causal: false },
-    Shape { name: "minilm",       b: 16, hq: 12, hk: 12, lq: 64,   lk: 64,   d: 32,  causal: false },
-    Shape { name: "cross",        b: 1,  hq: 8,  hk: 8,  lq: 77,   lk: 4096, d: 40,  causal: false },
-    Shape { name: "decode",       b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 4096, d: 128, causal: false },
-    Shape { name: "decode-batch", b: 16, hq: 32, hk: 8,  lq: 1,    lk: 1024, d: 128, causal: false },
+pub(crate) const SHAPES: [Shape; 15] = [
+    Shape { name: "bert",         b: 8,  hq: 12, hk: 12, lq: 128,  lk: 128,   d: 64,  causal: false },
+    Shape { name: "classic",      b: 1,  hq: 8,  hk: 8,  lq: 512,  lk: 512,   d: 64,  causal: false },
+    Shape { name: "prefill",      b: 1,  hq: 32, hk: 8,  lq: 2048, lk: 2048,  d: 128, causal: true },
+    Shape { name: "long",         b: 1,  hq: 8,  hk: 8,  lq: 8192, lk: 8192,  d: 64,  causal: false },
+    Shape { name: "long-causal",  b: 1,  hq: 8,  hk: 8,  lq: 8192, lk: 8192,  d: 64,  causal: true },
+    Shape { name: "vit",          b: 4,  hq: 12, hk: 12, lq: 197,  lk: 197,   d: 64,  causal: false },
+    Shape { name: "minilm",       b: 16, hq: 12, hk: 12, lq: 64,   lk: 64,    d: 32,  causal: false },
+    Shape { name: "cross",        b: 1,  hq: 8,  hk: 8,  lq: 77,   lk: 4096,  d: 40,  causal: false },
+    Shape { name: "decode",       b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 4096,  d: 128, causal: false },
+    Shape { name: "decode-batch", b: 16, hq: 32, hk: 8,  lq: 1,    lk: 1024,  d: 128, causal: false },
+    Shape { name: "decode-long",  b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 65536, d: 128, causal: false },
+    Shape { name: "decode-mha",   b: 1,  hq: 32, hk: 32, lq: 1,    lk: 4096,  d: 128, causal: false },
+    Shape { name: "decode-mqa",   b: 1,  hq: 32, hk: 1,  lq: 1,    lk: 16384, d: 128, causal: false },
+    Shape { name: "decode-short", b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 512,   d: 128, causal: false },
+    Shape { name: "speculate",    b: 1,  hq: 32, hk: 8,  lq: 4,    lk: 4096,  d: 128, causal: true },
 ];
 
 impl Shape {
@@ -45,19 +53,24 @@ impl Shape {
         (4 * self.b * self.hq * (self.lq * self.lk - hidden) * self.d) as f64
     }
 
-    /// K and V, where a call is about reading them: with one query.
+    /// Numbers in K, and as many in V.
+    fn keys(&self) -> usize {
+        self.b * self.hk * self.lk * self.d
+    }
+
+    /// Bytes of K and V, where a call is about reading them: with few queries.
     pub fn bytes_to_read(&self) -> Option<f64> {
-        (self.lq == 1).then(|| (2 * self.b * self.hk * self.lk * self.d * size_of::<f32>()) as f64)
+        (self.lq <= 4).then(|| (2 * self.keys() * size_of::<f32>()) as f64)
     }
 }
 
 /// A shape with its inputs, uniform in [-1, 1], and some rows of the right answer.
 pub(crate) struct Case {
     pub shape: Shape,
-    pub q: Vec<f32>,
-    pub k: Vec<f32>,
-    pub v: Vec<f32>,
-    pub out: Vec<f32>,
+    q: Buffer,
+    /// K and V of the largest shape, which the cases share; each uses the front.
+    kv: Arc<[Buffer; 2]>,
+    pub out: Buffer,
     /// Row of `out` and what it must hold.
     expected: Vec<(usize, Vec<f64>)>,
 }
@@ -66,11 +79,18 @@ pub(crate) struct Case {
 const REFERENCE_WORK: usize = 8_000_000;
 
 impl Case {
-    pub fn new(shape: Shape) -> Result<Self, Failure> {
+    /// A case for each shape.
+    pub fn all(shapes: &[Shape]) -> Result<Vec<Self>, Failure> {
+        let keys = shapes.iter().map(Shape::keys).max().unwrap_or(0);
+        let kv = Arc::new([Buffer::new(keys, uniform(2))?, Buffer::new(keys, uniform(3))?]);
+        shapes.iter().map(|&shape| Self::new(shape, Arc::clone(&kv))).collect()
+    }
+
+    fn new(shape: Shape, kv: Arc<[Buffer; 2]>) -> Result<Self, Failure> {
         let Shape { b, hq, hk, lq, lk, d, causal, .. } = shape;
-        let [q, k, v] = [(1, b * hq * lq * d), (2, b * hk * lk * d), (3, b * hk * lk * d)]
-            .map(|(seed, n)| uniform(seed, n));
         let rows = b * hq * lq;
+        let q = Buffer::new(rows * d, uniform(1))?;
+        let [k, v] = &*kv;
         let samples = (REFERENCE_WORK / (lk * d)).clamp(8, rows);
         let row = |sample| sample * (rows - 1) / (samples - 1); // the first, the last, and others between
         let expected = (0..samples).map(row).map(|row| {
@@ -86,18 +106,25 @@ impl Case {
             Ok((row, answer.out))
         });
         let expected = expected.collect::<Result<_, headwise::Error>>().map_err(Failure::usage)?;
-        Ok(Self { out: vec![0.0; rows * d], shape, q, k, v, expected })
+        Ok(Self { out: Buffer::new(rows * d, |_| 0.0)?, shape, q, kv, expected })
+    }
+
+    /// Q, K and V, and the output.
+    pub fn parts(&mut self) -> ([&[f32]; 3], &mut [f32]) {
+        let [k, v] = self.kv.each_ref().map(|buffer| &buffer[..self.shape.keys()]);
+        ([&self.q, k, v], &mut self.out)
     }
 
     /// One call of the library, on the current pool.
     pub fn attention(&mut self, level: Level) -> Result<(), headwise::Error> {
         let Shape { b, hq, hk, lq, lk, d, causal, .. } = self.shape;
         let attention = if causal { Attention::new().causal() } else { Attention::new() };
+        let ([q, k, v], out) = self.parts();
         attention.level(level).run(
-            View::bhld(&self.q, [b, hq, lq, d])?,
-            View::bhld(&self.k, [b, hk, lk, d])?,
-            View::bhld(&self.v, [b, hk, lk, d])?,
-            ViewMut::bhld(&mut self.out, [b, hq, lq, d])?,
+            View::bhld(q, [b, hq, lq, d])?,
+            View::bhld(k, [b, hk, lk, d])?,
+            View::bhld(v, [b, hk, lk, d])?,
+            ViewMut::bhld(out, [b, hq, lq, d])?,
         )
     }
 
@@ -113,12 +140,11 @@ impl Case {
 }
 
 /// Splitmix64, its upper 24 bits as a number in [-1, 1).
-fn uniform(seed: u64, n: usize) -> Vec<f32> {
-    let number = |i: u64| {
-        let mut x = (seed << 40 | i).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+fn uniform(seed: u64) -> impl Fn(usize) -> f32 {
+    move |i| {
+        let mut x = (seed << 40 | i as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n as u64).map(number).collect()
+    }
 }
