@@ -28,6 +28,30 @@ pub struct Partial<'a> {
 /// # Ok::<(), headwise::Error>(())
 /// ```
 ///
+/// Many sequences with one long prefix need not read its keys once each: attention over the prefix takes the
+/// queries of all sequences as tokens of one batch entry, and is joined with that over what each has of its own.
+///
+/// ```
+/// use headwise::{Attention, Partial, View, ViewMut, merge};
+/// let (b, h, prefix, own, d) = (3, 2, 50, 4, 8); // one query a sequence
+/// let wave = |n: usize, f: f32| (0..n).map(|i| (f * i as f32).sin()).collect::<Vec<f32>>();
+/// let (q, shared, k) = (wave(b * h * d, 0.1), wave(h * prefix * d, 0.2), wave(b * h * own * d, 0.3));
+/// let (mut first, mut second, mut out) = (vec![0.0; b * h * d], vec![0.0; b * h * d], vec![0.0; b * h * d]);
+/// let (mut lse_first, mut lse_second, mut lse) = (vec![0.0; b * h], vec![0.0; b * h], vec![0.0; b * h]);
+/// // The output and its LSE lie as [B, H, D] and [B, H]: batch entries where tokens are.
+/// let shared = View::bhld(&shared, [1, h, prefix, d])?;
+/// let into = ViewMut::blhd(&mut first, [1, b, h, d])?;
+/// let mut by_head = vec![0.0; b * h]; // [1, H, B]
+/// Attention::new().run_with_lse(View::blhd(&q, [1, b, h, d])?, shared, shared, into, &mut by_head)?;
+/// (0..b * h).for_each(|row| lse_first[row] = by_head[row % h * b + row / h]);
+/// let own = View::bhld(&k, [b, h, own, d])?;
+/// let (queries, into) = (View::bhld(&q, [b, h, 1, d])?, ViewMut::bhld(&mut second, [b, h, 1, d])?);
+/// Attention::new().run_with_lse(queries, own, own, into, &mut lse_second)?;
+/// let parts = [Partial { out: &first, lse: &lse_first }, Partial { out: &second, lse: &lse_second }];
+/// merge(&parts, &mut out, &mut lse)?;
+/// # Ok::<(), headwise::Error>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Length`] if a slice does not fit the others.
 pub fn merge(parts: &[Partial<'_>], out: &mut [f32], lse: &mut [f32]) -> Result<(), Error> {

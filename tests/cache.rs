@@ -2,7 +2,8 @@
 //! computes what it would without.
 
 use headwise::{
-    Attention, CacheLayout, CacheShape, Error, KvCache, Position, View, ViewMut, WhenFull, reference,
+    Attention, CacheLayout, CacheShape, Error, KvCache, Partial, Position, View, ViewMut, WhenFull, merge,
+    reference,
 };
 
 const SHAPE: CacheShape = CacheShape { batch: 2, heads: 3, capacity: 80, d: 8, dv: 5 };
@@ -194,4 +195,33 @@ fn positions_can_be_given() {
     attention.run(bhld(&q, [2, 3, 1, 8]), cache.keys(), cache.values(), view).unwrap();
     let first = cache.values();
     assert_eq!(out[..5], [0, 1, 2, 3, 4].map(|c| first.get([0, 0, 0, c]).unwrap()));
+}
+
+/// Many sequences with one prefix: its keys with all queries at once, each sequence's own apart, then joined.
+#[test]
+fn a_shared_prefix_is_one_part() {
+    let [b, hq, hk, prefix, own, d] = [5, 8, 2, 1100, 3, 16];
+    let (q, own_k, shared) = (wave(0, b * hq * d), wave(7, b * hk * own * d), wave(90_000, hk * prefix * d));
+    let mut whole = vec![0.0; b * hk * (prefix + own) * d];
+    for (bh, whole) in whole.chunks_mut((prefix + own) * d).enumerate() {
+        whole[..prefix * d].copy_from_slice(&shared[bh % hk * prefix * d..][..prefix * d]);
+        whole[prefix * d..].copy_from_slice(&own_k[bh * own * d..][..own * d]);
+    }
+    let whole = bhld(&whole, [b, hk, prefix + own, d]);
+    let all = Attention::new();
+    let want = reference::attention(bhld(&q, [b, hq, 1, d]), whole, whole, all.terms()).unwrap();
+
+    let [mut first, mut second, mut out] = [0; 3].map(|_| vec![0.0; b * hq * d]);
+    let [mut by_head, mut lse_first, mut lse_second, mut lse] = [0; 4].map(|_| vec![0.0; b * hq]);
+    let (shared, own_k) = (bhld(&shared, [1, hk, prefix, d]), bhld(&own_k, [b, hk, own, d]));
+    let into = ViewMut::blhd(&mut first, [1, b, hq, d]).unwrap();
+    let tokens = View::blhd(&q, [1, b, hq, d]).unwrap();
+    all.run_with_lse(tokens, shared, shared, into, &mut by_head).unwrap();
+    (0..b * hq).for_each(|row| lse_first[row] = by_head[row % hq * b + row / hq]);
+    let into = ViewMut::bhld(&mut second, [b, hq, 1, d]).unwrap();
+    all.run_with_lse(bhld(&q, [b, hq, 1, d]), own_k, own_k, into, &mut lse_second).unwrap();
+    let parts = [(&first, &lse_first), (&second, &lse_second)].map(|(out, lse)| Partial { out, lse });
+    merge(&parts, &mut out, &mut lse).unwrap();
+    near(&out, &want.out);
+    near(&lse, &want.lse);
 }
