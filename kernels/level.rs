@@ -71,7 +71,8 @@ impl Level {
         self.dispatch(Shape)
     }
 
-    /// Query rows on a key/value head up to which the kernel for few rows is the faster one.
+    /// Query rows on a key/value head up to which the kernel for few rows is the faster one: against 4096 keys of
+    /// 128 features the two cost the same at 14 rows (AVX-512) and 7 (AVX2).
     ///
     /// # Errors
     /// [`Error::LevelUnavailable`].
@@ -81,7 +82,7 @@ impl Level {
             type Output = usize;
             #[inline(always)]
             fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) -> usize {
-                (I::F32_LANES / 2).max(4)
+                (I::F32_LANES * 3 / 4).max(4)
             }
         }
         self.dispatch(Few)

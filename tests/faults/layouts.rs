@@ -118,8 +118,8 @@ fn tokens_may_lie_outside_the_heads() {
 /// ml-explore/mlx #3473: key/value heads spread over the group with stride 0 gave results off by magnitudes.
 #[test]
 fn heads_may_have_stride_zero() {
-    let [h, l, s, d] = [4, 9, 3, 2]; // more rows than the kernel for few rows takes, with and without the group
-    flat(Attention::new(), [1, h, 1, l, s], &[10.0, 11.0, 12.0], &[11.0; 36]);
+    let [h, l, s, d] = [4, 13, 3, 2]; // more rows than the kernel for few rows takes, with and without the group
+    flat(Attention::new(), [1, h, 1, l, s], &[10.0, 11.0, 12.0], &[11.0; 52]);
     let (q, k, v) = (wave(0.7, 0.1, h * l * d), wave(0.5, 0.2, s * d), wave(0.9, 0.3, s * d));
     let (four_k, four_v) = (k.repeat(h), v.repeat(h));
     let (q, k, v) = (bhld(&q, [1, h, l, d]), bhld(&k, [1, 1, s, d]), bhld(&v, [1, 1, s, d]));
