@@ -100,6 +100,10 @@ impl<'a, T: Element> Call<'a, T> {
         // Also where an axis that these do not have is 0.
         let rows = [b, hq.max(hk), lq, 1];
         count(rows).ok_or(Error::TooLarge { argument: "rows", shape: rows })?;
+        if let Some(&tokens) = q.starts().and_then(<[usize]>::last) {
+            let rows = [1, hq, tokens, 1];
+            count(rows).ok_or(Error::TooLarge { argument: "rows", shape: rows })?;
+        }
         let out = [b, hq, lq, v.shape()[3]];
         count(out).ok_or(Error::TooLarge { argument: "out", shape: out })?;
 

@@ -157,7 +157,7 @@ impl<T: Element> Call<'_, T> {
         }
         let ([b, _, lq, _], hk) = (self.q.shape(), self.kv_heads());
         let starts = out.starts();
-        if starts.is_some() || self.q.starts().is_some() {
+        if starts.is_some() || !self.q.is_strided() {
             let len = |b: usize| starts.map_or(lq, |starts| starts[b + 1] - starts[b]);
             (0..b).try_for_each(|b| crate::call::tokens("out", b, len(b), self.q.len(b)))?;
         }

@@ -139,7 +139,8 @@ impl<'a> Attention<'a> {
     }
 
     /// Computes the attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]` into
-    /// `out [B, Hq, Lq, Dv]`. Rows that see no key come out as zeros.
+    /// `out [B, Hq, Lq, Dv]`. Rows that see no key come out as zeros. Packed queries ask for an output packed
+    /// alike; keys and values may be packed, paged or rolling, both with the same lengths.
     ///
     /// # Errors
     /// Every argument is checked before any work; the error names the one at fault and its numbers.
@@ -153,8 +154,9 @@ impl<'a> Attention<'a> {
         self.compute(q, k, v, out, None)
     }
 
-    /// As [`Attention::run`], and writes `lse`, compact `[B, Hq, Lq]`: the natural logarithm of each row's
-    /// softmax denominator, -inf where a row sees nothing.
+    /// As [`Attention::run`], and writes `lse`, compact `[B, Hq, Lq]` (of packed queries `[Hq, tokens]`, up to the
+    /// end of the last sequence): the natural logarithm of each row's softmax denominator, -inf where a row sees
+    /// nothing.
     ///
     /// # Errors
     /// As [`Attention::run`]; [`Error::Length`] if `lse` does not have `B * Hq * Lq` entries.

@@ -32,8 +32,8 @@ pub fn attention<'a, T: Element>(
     terms: &Terms<'a>,
 ) -> Result<Reference, Error> {
     let call = Call::new(q, k, v, terms)?;
-    let ([_, hq, lq, d], [_, hk, lk, dv]) = (q.shape(), v.shape());
-    let rows = call.rows();
+    let ([b, hq, lq, d], [_, hk, lk, dv]) = (q.shape(), v.shape());
+    let rows = b * hq * lq; // of packed queries, too: rows behind a sequence are zeros
     let n = rows * lk;
     let [mut scaled, mut capped, mut biased, mut weights] =
         [f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0].map(|x| vec![x; n]);

@@ -196,6 +196,125 @@ fn lengths_beyond_their_axis() {
 }
 
 #[test]
+fn sequences_that_cannot_be_packed() {
+    let refused = |shape: [usize; 4], starts: &'static [usize], message: &str| {
+        let error = zeros(shape).packed(starts).unwrap_err();
+        assert_eq!(error, Error::Packed { shape, end: starts.last().copied() });
+        assert_eq!(error.to_string(), message);
+        let mut data = vec![0.0f32; shape.iter().product()];
+        assert_eq!(ViewMut::bhld(&mut data, shape).unwrap().packed(starts).unwrap_err(), error);
+    };
+    let starts = "starts of sequences must not fall, and end inside the 5 tokens; the last is";
+    refused([1, 2, 5, 4], &[], &format!("{starts} None"));
+    refused([1, 2, 5, 4], &[0, 3, 2, 5], &format!("{starts} Some(5)"));
+    refused([1, 2, 5, 4], &[0, 3, 6], &format!("{starts} Some(6)"));
+    refused([1, 2, 5, 4], &[usize::MAX], &format!("{starts} Some({})", usize::MAX));
+    refused([2, 2, 5, 4], &[0, 5], "sequences are packed in one batch entry, not 2");
+    refused([0, 2, 5, 4], &[0, 5], "sequences are packed in one batch entry, not 0");
+    // Once is enough.
+    let packed = zeros([1, 2, 5, 4]).packed(&[0, 5]).unwrap();
+    let error = Error::Packed { shape: [1, 2, 5, 4], end: Some(5) };
+    assert_eq!(packed.packed(&[0, 5]).unwrap_err(), error);
+    let paged = zeros([1, 2, 5, 4]).paged(&[0], &[5]).unwrap();
+    assert_eq!(paged.packed(&[0, 5]).unwrap_err(), error);
+    let mut data = [0.0f32; 40];
+    let packed = ViewMut::bhld(&mut data, [1, 2, 5, 4]).unwrap().packed(&[0, 5]).unwrap();
+    assert_eq!(packed.packed(&[0, 5]).unwrap_err(), error);
+    assert!(zeros([1, 2, 5, 4]).packed(&[0]).is_ok() && zeros([1, 2, 5, 4]).packed(&[1, 1, 4]).is_ok());
+}
+
+#[test]
+fn caches_that_cannot_be_paged() {
+    let refused = |pool: [usize; 4], table: &'static [u32], lens: &'static [usize]| {
+        let error = zeros(pool).paged(table, lens).unwrap_err();
+        let (table, rows) = (table.len(), lens.len());
+        assert_eq!(error, Error::Paged { pool, table, rows });
+        let message =
+            format!("a pool of shape {pool:?} cannot be paged by {table} entries for {rows} sequences");
+        assert_eq!(error.to_string(), message);
+    };
+    refused([3, 2, 0, 4], &[0, 1], &[0]); // pages of no tokens
+    refused([3, 2, 5, 4], &[0, 1, 2], &[5, 5]);
+    refused([3, 2, 5, 4], &[0], &[]);
+    let packed = zeros([1, 2, 5, 4]).packed(&[0, 5]).unwrap();
+    let error = Error::Paged { pool: [1, 2, 5, 4], table: 1, rows: 1 };
+    assert_eq!(packed.paged(&[0], &[5]).unwrap_err(), error);
+    let paged = zeros([1, 2, 5, 4]).paged(&[0], &[5]).unwrap();
+    assert_eq!(paged.paged(&[0], &[5]).unwrap_err(), error);
+}
+
+#[test]
+fn pages_that_are_not_there() {
+    let pool = zeros([3, 2, 5, 4]);
+    let error = pool.paged(&[0, 1, 3, 2], &[10, 1]).unwrap_err();
+    assert_eq!(error, Error::Page { index: 2, got: 3, pages: 3 });
+    assert_eq!(error.to_string(), "table[2] is page 3, but the pool has 3");
+    let error = pool.paged(&[2, u32::MAX], &[6]).unwrap_err();
+    assert_eq!(error, Error::Page { index: 1, got: u32::MAX as usize, pages: 3 });
+    assert!(pool.paged(&[2, u32::MAX], &[5]).is_ok()); // it is behind the pages in use
+    let error = zeros([0, 2, 5, 4]).paged(&[0], &[1]).unwrap_err();
+    assert_eq!(error, Error::Page { index: 0, got: 0, pages: 0 });
+
+    let error = pool.paged(&[0, 1, 2, 0], &[10, 11]).unwrap_err();
+    assert_eq!(error, Error::BeyondAxis { argument: "lens", index: 1, got: 11, axis: 10 });
+    let error = pool.paged(&[], &[1]).unwrap_err();
+    assert_eq!(error, Error::BeyondAxis { argument: "lens", index: 0, got: 1, axis: 0 });
+    let size = 1 << (usize::BITS - 2);
+    let pool = View::new(&ZEROS, 0, [1, 1, size, 1], [0; 4]).unwrap();
+    let error = pool.paged(&[0; 2], &[1]).unwrap_err();
+    assert_eq!(error, Error::TooLarge { argument: "paged", shape: [1, 1, 2 * size, 1] });
+}
+
+/// Lengths of the batch entries that do not agree, or lie beyond those that packed and paged views know.
+#[test]
+fn sequences_of_other_lengths() {
+    let q = zeros([1, 4, 5, 4]).packed(&[0, 2, 5]).unwrap();
+    let k = zeros([1, 2, 9, 4]).packed(&[0, 5, 9]).unwrap();
+    let v = zeros([1, 2, 9, 2]).packed(&[0, 5, 9]).unwrap();
+    let other = zeros([1, 2, 9, 2]).packed(&[0, 4, 9]).unwrap();
+    let paged = zeros([2, 2, 5, 2]).paged(&[0, 1], &[5, 3]).unwrap();
+    let plain = zeros([2, 2, 5, 2]);
+    let tokens = |argument, b, got, expected| Error::Tokens { argument, b, got, expected };
+    let beyond = |argument, index, got, axis| Error::BeyondAxis { argument, index, got, axis };
+    let all = Attention::new();
+    let check = |attention: Attention<'static>, v, want: Error, message: &str| {
+        let (mut out, mut lse) = ([7.0; 40], [7.0; 20]);
+        let view = ViewMut::bhld(&mut out, [1, 4, 5, 2]).unwrap().packed(&[0, 2, 5]).unwrap();
+        assert_eq!(attention.run_with_lse(q, k, v, view, &mut lse).unwrap_err(), want);
+        assert_eq!(attention.plan(q, k, v).unwrap_err(), want);
+        assert_eq!(reference::attention(q, k, v, attention.terms()).unwrap_err(), want);
+        assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "written on error");
+        assert_eq!(want.to_string(), message);
+    };
+    check(all, other, tokens("v", 0, 4, 5), "v has 4 tokens in batch entry 0, expected 5");
+    check(all, paged, tokens("v", 1, 3, 4), "v has 3 tokens in batch entry 1, expected 4");
+    check(all, plain, tokens("v", 1, 5, 4), "v has 5 tokens in batch entry 1, expected 4");
+    let message = "kv_lens[1] is 5, but the axis has 4";
+    check(all.kv_lens(&[5, 5]), v, beyond("kv_lens", 1, 5, 4), message);
+    check(all.q_lens(&[3, 3]), v, beyond("q_lens", 0, 3, 2), "q_lens[0] is 3, but the axis has 2");
+
+    // The output has the lengths of the queries, and its LSE all of their tokens.
+    let check = |q, starts: Option<&'static [usize]>, lse: usize, want: Error| {
+        let (mut out, mut lse) = ([7.0; 48], vec![7.0; lse]);
+        let view = match starts {
+            Some(starts) => ViewMut::bhld(&mut out[..40], [1, 4, 5, 2]).unwrap().packed(starts).unwrap(),
+            None => ViewMut::bhld(&mut out, [2, 4, 3, 2]).unwrap(),
+        };
+        assert_eq!(all.run_with_lse(q, k, v, view, &mut lse).unwrap_err(), want);
+        assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "written on error");
+    };
+    check(q, Some(&[0, 3, 5]), 20, tokens("out", 0, 3, 2));
+    check(q, None, 20, tokens("out", 0, 3, 2));
+    check(zeros([2, 4, 3, 4]), Some(&[0, 2, 5]), 24, tokens("out", 0, 2, 3));
+    check(q, Some(&[0, 2, 5]), 24, Error::Length { argument: "lse", got: 24, expected: 20 });
+
+    // Masks and biases are padded.
+    let mask = View::bhld(&[true; 25], [1, 1, 5, 5]).unwrap().packed(&[0, 2, 5]).unwrap();
+    let error = all.mask(mask).plan(q, k, v).unwrap_err();
+    assert_eq!(error, Error::Broadcast { argument: "mask", got: [2, 1, 3, 5], to: [2, 4, 3, 5] });
+}
+
+#[test]
 fn numbers_that_the_formula_does_not_allow() {
     let plain = Attention::new();
     let check = |attention: Attention<'static>, argument, got: f32, must| {

@@ -112,6 +112,8 @@ pub struct Case {
 /// Sizes on both sides of what the kernels cut at.
 const LENGTHS: [usize; 20] =
     [1, 2, 15, 16, 17, 0, 31, 32, 33, 3, 5, 63, 65, 96, 127, 128, 129, 200, 257, 300];
+/// Keys of several spans.
+const LONG: [usize; 2] = [1100, 2500];
 const FEATURES: [usize; 18] = [4, 1, 2, 3, 5, 8, 12, 15, 16, 17, 24, 31, 32, 40, 64, 65, 0, 80];
 
 impl Case {
@@ -134,11 +136,13 @@ impl Case {
     pub fn draw_within(draw: &mut Draw<'_>, scores: usize) -> Self {
         let (b, hk, group) = (1 + draw.below(3), 1 + draw.below(3), [1, 2, 3, 4, 7][draw.below(5)]);
         let hq = hk * group;
-        let [lq, lk] = [LENGTHS[draw.below(LENGTHS.len())], LENGTHS[draw.below(LENGTHS.len())]];
+        let [lq, lk] = [LENGTHS.len(), LENGTHS.len() + LONG.len()].map(|n| draw.below(n));
+        let (lq, lk) = (LENGTHS[lq], LENGTHS.get(lk).copied().unwrap_or_else(|| LONG[lk - LENGTHS.len()]));
         let [d, dv] = [FEATURES[draw.below(FEATURES.len())], FEATURES[draw.below(FEATURES.len())]];
         let (b, hk, hq) = if b * hq * lq * lk > scores { (1, 1, group) } else { (b, hk, hq) };
-        let hq = if hq * lq * lk > 5 * scores { hk } else { hq };
-        let lq = lq.min(1 + 5 * scores / (hq * lk).max(1));
+        let most = if lk > 1000 { scores } else { 5 * scores };
+        let hq = if hq * lq * lk > most { hk } else { hq };
+        let lq = lq.min(1 + most / (hq * lk).max(1));
         let values = [Values::Unit, Values::Large, Values::Special, Values::Extreme][draw.below(4)];
         let scores = [b, hq, lq, lk];
         let broadcast = |draw: &mut Draw<'_>| scores.map(|n| if draw.below(3) == 1 { 1 } else { n });

@@ -1,0 +1,108 @@
+//! A call allocates nothing once its threads have met its like: a server calls every few milliseconds.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use headwise::{Attention, View, ViewMut};
+use rayon::ThreadPoolBuilder;
+
+/// The system's memory, and how often any thread has asked for some.
+struct Counted;
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static MEMORY: Counted = Counted;
+
+// SAFETY: the system's allocator does it all.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+}
+
+/// How often memory is asked for meanwhile.
+fn count(f: impl FnOnce()) -> usize {
+    let before = COUNT.load(Ordering::Relaxed);
+    f();
+    COUNT.load(Ordering::Relaxed) - before
+}
+
+/// One test, so that nothing else allocates meanwhile.
+#[test]
+fn a_third_call_allocates_nothing() {
+    let [b, hq, hk, d, lq, lk, size] = [3, 8, 2, 64, 96, 2400, 48];
+    let wave = |n: usize| -> Vec<f32> { (0..n).map(|i| (i as f32 * 0.1).sin()).collect() };
+    let (q, k, v) = (wave(b * hq * lq * d), wave(b * hk * lk * d), wave(b * hk * lk * d));
+    let (mut out, mut lse) = (wave(b * hq * lq * d), wave(b * hq * lq));
+    let (slopes, sinks, mask) = (wave(hq), wave(hq), vec![true; lk]);
+    // One token of each of three sequences, or prompts of 96 tokens and one token.
+    let (steps, prompts) = ([0, 1, 2, 3], [0, 96, 97, 2 * 96]);
+    let caches = [0, lk, 2 * lk, 3 * lk];
+    let table: Vec<u32> = (0..(b * lk / size) as u32).rev().collect();
+    let lens = [lk, 1500, lk - 1];
+    let mask = View::compact(&mask, &[lk]).unwrap();
+    let plain = Attention::new().causal();
+    let terms = plain.slopes(&slopes).sinks(&sinks).softcap(5.0).mask(mask).kv_lens(&lens);
+
+    let cache = |x| View::bhld(x, [b, hk, lk, d]).unwrap();
+    let packed = |x| View::blhd(x, [1, b * lk, hk, d]).unwrap().packed(&caches).unwrap();
+    let paged = |x| View::bhld(x, [b * lk / size, hk, size, d]).unwrap().paged(&table, &lens).unwrap();
+    let mut call = |attention: &Attention<'_>, way: &str, tokens: usize| {
+        let starts = if tokens == 1 { &steps } else { &prompts };
+        let total = if way == "packed" { starts[b] } else { b * tokens };
+        let (out, lse) = (&mut out[..total * hq * d], &mut lse[..total * hq]);
+        let q = &q[..total * hq * d];
+        let flat = [b, hq, tokens, d];
+        let (q, out) = match way {
+            "packed" => (
+                View::blhd(q, [1, total, hq, d]).unwrap().packed(starts).unwrap(),
+                ViewMut::blhd(out, [1, total, hq, d]).unwrap().packed(starts).unwrap(),
+            ),
+            _ => (View::bhld(q, flat).unwrap(), ViewMut::bhld(out, flat).unwrap()),
+        };
+        let (k, v) = match way {
+            "plain" => (cache(&k), cache(&v)),
+            "packed" => (packed(&k), packed(&v)),
+            _ => (paged(&k), paged(&v)),
+        };
+        attention.run_with_lse(q, k, v, out, lse).unwrap();
+    };
+
+    assert!(count(|| call(&plain.sequential(), "plain", 1)) > 0, "scratch is counted");
+    for threads in [1, 2] {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        for way in ["plain", "packed", "paged"] {
+            for tokens in [1, lq] {
+                for attention in [plain, terms] {
+                    // Twice on each thread by itself: which tasks a thread gets is up to chance.
+                    let call = Mutex::new(&mut call);
+                    pool.broadcast(|_| {
+                        let call = &mut *call.lock().unwrap();
+                        (0..2).for_each(|_| call(&attention.sequential(), way, tokens));
+                    });
+                    pool.install(|| {
+                        let call = &mut *call.lock().unwrap();
+                        (0..2).for_each(|_| call(&attention, way, tokens));
+                        let third = count(|| call(&attention, way, tokens));
+                        assert_eq!(third, 0, "{threads} threads, {way}, {tokens} tokens, {attention:?}");
+                    });
+                }
+            }
+        }
+    }
+}
