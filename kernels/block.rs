@@ -364,8 +364,8 @@ impl<T: Element> Stack<'_, T> {
                 unsafe { *buffers.ot.add(c) = zero };
             }
         }
-        // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row; rows of the task have Dv
-        // features, as have their records.
+        // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row; rows of the task
+        // have Dv features, as have their records.
         unsafe {
             if self.part.is_null() {
                 let mut gate = [isa.splat_f32s(1.0); NQ];

@@ -1,5 +1,5 @@
-//! The door: a `Call` is one attention problem whose arguments have been checked. What passes here is sound to
-//! compute with unsafe code; `split.rs` cuts it into tasks.
+//! The door: a `Call` is one attention problem whose arguments have been checked. What passes here is sound
+//! to compute with unsafe code; `split.rs` cuts it into tasks.
 
 use core::ops::Range;
 

@@ -13,8 +13,8 @@
 //! Why it is fast: while one of K and V is computed with, the other is on its way from memory, a chunk ahead,
 //! which keeps the memory busy all the time; and the chunk lies in a near cache for all rows but the first.
 //!
-//! Long caches are split in spans, which are computed apart and joined in their order. The bits of a row depend
-//! on where chunks and spans lie (`Split`, a function of the shape) and on nothing else.
+//! Long caches are split in spans, which are computed apart and joined in their order. The bits of a row
+//! depend on where chunks and spans lie (`Split`, a function of the shape) and on nothing else.
 //!
 //! A hidden pair is left out of the sums altogether, so nothing that it holds can leak.
 
@@ -41,8 +41,8 @@ pub(crate) struct Decode<'t, 'a, T> {
     pub scratch: &'t mut Scratch,
 }
 
-/// Keys of a chunk at most: with 64 (at D = 128, f32) chunks crowd each other out of the nearest cache, with 16
-/// the softmax costs more.
+/// Keys of a chunk at most: with 64 (at D = 128, f32) chunks crowd each other out of the nearest cache, with
+/// 16 the softmax costs more.
 const CHUNK: usize = 32;
 const _: () = assert!(CHUNK <= 64 && KEYS.is_multiple_of(CHUNK), "a row has a bit for each key of a chunk");
 

@@ -1,8 +1,8 @@
 //! Bias and mask of a block of pairs, turned to lie beside the transposed scores.
 //!
-//! Neither is ever expanded. The mask becomes a bit for each pair, 64 by 64 of them transposed as 64 words. The
-//! bias goes through registers where the keys of a row lie side by side, else element by element. Rows that
-//! are all the same (a padding mask) are read once.
+//! Neither is ever expanded. The mask becomes a bit for each pair, 64 by 64 of them transposed as 64 words.
+//! The bias goes through registers where the keys of a row lie side by side, else element by element. Rows
+//! that are all the same (a padding mask) are read once.
 
 use core::ops::Range;
 

@@ -71,8 +71,8 @@ impl Level {
         self.dispatch(Shape)
     }
 
-    /// Query rows on a key/value head up to which the kernel for few rows is the faster one: against 4096 keys of
-    /// 128 features the two cost the same at 14 rows (AVX-512) and 7 (AVX2).
+    /// Query rows on a key/value head up to which the kernel for few rows is the faster one: against 4096
+    /// keys of 128 features the two cost the same at 14 rows (AVX-512) and 7 (AVX2).
     ///
     /// # Errors
     /// [`Error::LevelUnavailable`].

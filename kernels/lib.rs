@@ -2,7 +2,8 @@
 //! disjoint [`Tasks`], and the vector code that computes them at every [`Level`].
 //!
 //! This crate knows nothing of threads and holds all of the unsafe code. Its public functions are safe: views
-//! are checked when made, calls when made from views, and each task is the exclusive right to its output rows.
+//! are checked when made, calls when made from views, and each task is the exclusive right to its output
+//! rows.
 //!
 //! | file | idea |
 //! |---|---|

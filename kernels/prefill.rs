@@ -134,8 +134,8 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                             vc[(key - keys.start) * dv..][..dv].fill(0.0);
                         }
                     }
-                    // The first block of rows finds K and V far away and asks for what comes next; in the last
-                    // step each block asks for the rows it will write and for queries of the next task.
+                    // The first block of rows finds K and V far away and asks for what comes next; in the
+                    // last step each block asks for the rows it will write and for queries of the next task.
                     let last = keys.end == visible.end;
                     let follow = if last && stop == rows { after } else { None };
                     let next_k = match follow {
@@ -192,7 +192,8 @@ pub(crate) fn key_blocks(keys: Range<usize>) -> impl Iterator<Item = Range<usize
     })
 }
 
-/// Some tokens of Q, K or V, if they can be asked for: in memory as f32, features and tokens one stride apart.
+/// Some tokens of Q, K or V, if they can be asked for: in memory as f32, features and tokens one stride
+/// apart.
 #[inline(always)]
 fn lines<T: Element>(view: &View<'_, T>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
     if tokens.is_empty() || view.strides()[3] != 1 {

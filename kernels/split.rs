@@ -12,8 +12,9 @@ use crate::prefill::KEYS;
 use crate::view::count;
 use crate::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
 
-/// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query heads
-/// of its key/value head, so that K and V are read once for them. Neither number changes a bit of the result.
+/// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query
+/// heads of its key/value head, so that K and V are read once for them. Neither number changes a bit of the
+/// result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
     /// Queries of a task, where there are many.
@@ -72,8 +73,8 @@ enum Job<'a, T> {
 }
 
 // SAFETY: what is shared is read only, but for the rows of the output and the parts, and of those each task
-// owns its own alone: `Tasks::take` gives every number out once, different numbers are different (batch, head,
-// tokens or span), and different rows are different places (`ViewMut`, or compact).
+// owns its own alone: `Tasks::take` gives every number out once, different numbers are different (batch,
+// head, tokens or span), and different rows are different places (`ViewMut`, or compact).
 unsafe impl<T: Element> Send for Tasks<'_, T> {}
 unsafe impl<T: Element> Sync for Tasks<'_, T> {}
 

@@ -33,8 +33,8 @@ impl Lines {
     }
 }
 
-/// Asks for rows, for the second-level cache, while a product runs: some lines every `STEPS` steps. All at once
-/// they would fill the buffers that the product's own loads wait in.
+/// Asks for rows, for the second-level cache, while a product runs: some lines every `STEPS` steps. All at
+/// once they would fill the buffers that the product's own loads wait in.
 pub(crate) struct Feed {
     row: *const f32,
     column: usize,

@@ -128,8 +128,8 @@ impl<'a, T> View<'a, T> {
     }
 
     /// The view with its axes of size 1 stretched to `shape` (stride 0, nothing is copied), or `None` where
-    /// another size differs or the new sizes multiply beyond `isize`. Of a packed or paged view only the heads
-    /// can be stretched.
+    /// another size differs or the new sizes multiply beyond `isize`. Of a packed or paged view only the
+    /// heads can be stretched.
     pub fn broadcast(mut self, shape: [usize; 4]) -> Option<Self> {
         count(shape)?;
         for (axis, size) in shape.into_iter().enumerate() {

@@ -154,9 +154,9 @@ impl<'a> Attention<'a> {
         self.compute(q, k, v, out, None)
     }
 
-    /// As [`Attention::run`], and writes `lse`, compact `[B, Hq, Lq]` (of packed queries `[Hq, tokens]`, up to the
-    /// end of the last sequence): the natural logarithm of each row's softmax denominator, -inf where a row sees
-    /// nothing.
+    /// As [`Attention::run`], and writes `lse`, compact `[B, Hq, Lq]` (of packed queries `[Hq, tokens]`, up
+    /// to the end of the last sequence): the natural logarithm of each row's softmax denominator, -inf where
+    /// a row sees nothing.
     ///
     /// # Errors
     /// As [`Attention::run`]; [`Error::Length`] if `lse` does not have `B * Hq * Lq` entries.
@@ -241,8 +241,8 @@ impl<'a> Attention<'a> {
 }
 
 /// The published ALiBi slopes for any number of query heads (Press, Smith and Lewis 2022, "Train Short, Test
-/// Long", section 3, and the rule of its code for other numbers): `2^(-8 i / n)` for `i = 1..=n` where `n` is a
-/// power of two; else those of the power of two below, then every second one of the power of two above.
+/// Long", section 3, and the rule of its code for other numbers): `2^(-8 i / n)` for `i = 1..=n` where `n` is
+/// a power of two; else those of the power of two below, then every second one of the power of two above.
 ///
 /// ```
 /// assert_eq!(headwise::alibi_slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);

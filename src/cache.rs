@@ -152,14 +152,14 @@ impl<T: Element> KvCache<T> {
         [stride(&[heads, capacity, features]), head, token, 1]
     }
 
-    /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` new tokens to every sequence, or, if
-    /// the views are packed, to each sequence as many as it has in them. A rolling cache keeps the last of them
-    /// where there are more than it has room for.
+    /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` new tokens to every sequence, or,
+    /// if the views are packed, to each sequence as many as it has in them. A rolling cache keeps the last of
+    /// them where there are more than it has room for.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Tokens`] if `k` and `v` do not fit the cache or each other, [`Error::Packed`]
-    /// if they are paged or rolling, [`Error::Full`] if a sequence has no room for them; the cache stays as it
-    /// was.
+    /// [`Error::Shape`] or [`Error::Tokens`] if `k` and `v` do not fit the cache or each other,
+    /// [`Error::Packed`] if they are paged or rolling, [`Error::Full`] if a sequence has no room for them;
+    /// the cache stays as it was.
     pub fn append(&mut self, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
         let CacheShape { batch, heads, d, dv, .. } = self.shape;
         for (argument, view, features) in [("k", &k, d), ("v", &v, dv)] {

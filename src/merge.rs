@@ -29,7 +29,8 @@ pub struct Partial<'a> {
 /// ```
 ///
 /// Many sequences with one long prefix need not read its keys once each: attention over the prefix takes the
-/// queries of all sequences as tokens of one batch entry, and is joined with that over what each has of its own.
+/// queries of all sequences as tokens of one batch entry, and is joined with that over what each has of its
+/// own.
 ///
 /// ```
 /// use headwise::{Attention, Partial, View, ViewMut, merge};

@@ -1,8 +1,9 @@
 //! Splits a call into tasks and runs them; the only file that knows of threads.
 //!
-//! A task is some queries of all the query heads on one key/value head. Rows do not depend on each other, so the
-//! split of the queries may follow the number of threads. The keys are cut by the shape alone, so that the number
-//! of threads changes no bit of the result: where there is but one block of rows a head, into spans.
+//! A task is some queries of all the query heads on one key/value head. Rows do not depend on each other, so
+//! the split of the queries may follow the number of threads. The keys are cut by the shape alone, so that
+//! the number of threads changes no bit of the result: where there is but one block of rows a head, into
+//! spans.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -99,7 +100,8 @@ impl Plan {
         let Split { tokens, spans, .. } = self.split;
         let spans = if spans == Spans::Apart { " and a span of keys" } else { "" };
         format!(
-            "{} {kernels}: {tasks} tasks of up to {tokens} tokens{spans} on {threads} threads ({why_threads})",
+            "{} {kernels}: {tasks} tasks of up to {tokens} tokens{spans} on {threads} threads \
+             ({why_threads})",
             self.kernel()
         )
     }

@@ -6,8 +6,8 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// MiB that a call takes beyond its arguments: a padding mask and a bias `[1, 1, L, L]`, whose rows are shifted
-/// views of one short slice.
+/// MiB that a call takes beyond its arguments: a padding mask and a bias `[1, 1, L, L]`, whose rows are
+/// shifted views of one short slice.
 fn extra([b, h, l, d]: [usize; 4]) -> f32 {
     let x: Vec<f32> = (0..b * h * l * d).map(|at| (at as f32 * 0.1).sin()).collect();
     let padding: Vec<bool> = (0..b * l).map(|at| at % l < l - 7).collect();

@@ -83,8 +83,8 @@ impl<T: Element> Few<'_, T> {
         }
     }
 
-    /// Cap, slopes, bias and visibility; -inf behind the keys up to a whole vector. Whether every row sees all
-    /// of the keys.
+    /// Cap, slopes, bias and visibility; -inf behind the keys up to a whole vector. Whether every row sees
+    /// all of the keys.
     ///
     /// # Safety
     /// The scores must hold the keys, in whole vectors.

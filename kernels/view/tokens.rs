@@ -124,9 +124,9 @@ impl<'a, T> View<'a, T> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Packed`] if the view is packed, paged or rolling already; [`Error::Length`] unless there is one
-    /// start and one length for each batch entry; [`Error::BeyondAxis`] if a start lies outside the ring or a
-    /// length beyond the axis.
+    /// [`Error::Packed`] if the view is packed, paged or rolling already; [`Error::Length`] unless there is
+    /// one start and one length for each batch entry; [`Error::BeyondAxis`] if a start lies outside the ring
+    /// or a length beyond the axis.
     pub fn rolling(mut self, keep: usize, firsts: &'a [usize], lens: &'a [usize]) -> Result<Self, Error> {
         let [b, _, axis, _] = self.shape;
         if !self.is_strided() {

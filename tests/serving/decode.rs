@@ -163,8 +163,8 @@ fn options_one_by_one_and_together() {
     }
 }
 
-/// NaN and infinities in K and V: where a rule hides them from a row, its bits stay; where a row sees them, they
-/// reach it, those in V their feature only.
+/// NaN and infinities in K and V: where a rule hides them from a row, its bits stay; where a row sees them,
+/// they reach it, those in V their feature only.
 #[test]
 fn bad_numbers_reach_the_rows_that_see_them() {
     for (lk, keys) in [(45, &[0, 1, 10, 31, 32, 44][..]), (1100, &[0, 31, 700, 1023, 1024, 1090])] {

@@ -83,8 +83,8 @@ fn packed_prompts() {
     }
 }
 
-/// Lengths given beside packed views count from the start of each sequence; what lies behind them is not read,
-/// rows behind them are empty.
+/// Lengths given beside packed views count from the start of each sequence; what lies behind them is not
+/// read, rows behind them are empty.
 #[test]
 fn lengths_beside_packed_views() {
     let [q, mut k, mut v] = tensors(MIXED.each_ref().map(|lens| &lens[..]), [4, 2, 24, 20], false);

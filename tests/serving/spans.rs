@@ -5,8 +5,8 @@ use rayon::ThreadPoolBuilder;
 
 use crate::*;
 
-/// 1 to 70 rows on a key/value head, as any number of heads with any number of queries: without positions a row
-/// is a row, and the reference computes them once.
+/// 1 to 70 rows on a key/value head, as any number of heads with any number of queries: without positions a
+/// row is a row, and the reference computes them once.
 #[test]
 fn any_number_of_rows() {
     let (most, d, dv) = (70, 40, 24);
