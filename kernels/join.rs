@@ -101,14 +101,18 @@ pub(crate) unsafe fn write<T: Element>(
             true => [lse, 0.0],
             false => unsafe { *state(place(records, call, hk, head, token), dv) },
         };
-        if l == 0.0 {
+        if is_closed(call, b, head, token) {
             (0..dv).for_each(|c| put(c, 0.0));
         } else {
-            lse = canonical(m + l.ln());
+            // Where all visible scores are -inf the outputs are 0 too, but for a NaN among the visible values.
             let gate = call.terms.gates.map_or(1.0, |gates| gates[head]);
-            let (record, factor) = (place(records, call, hk, head, token), gate / l);
+            let (record, factor) =
+                (place(records, call, hk, head, token), if l == 0.0 { 0.0 } else { gate / l });
             // SAFETY: a record has Dv outputs.
             (0..dv).for_each(|c| put(c, unsafe { *record.add(c) } * factor));
+        }
+        if l != 0.0 {
+            lse = canonical(m + l.ln());
         }
         if let Some(place) = out.lse {
             // SAFETY: the LSE goes with the row.

@@ -244,3 +244,17 @@ fn empty_rows_and_axes() {
         }
     }
 }
+
+/// Found by fuzzing: a visible NaN shows even where all visible scores are -inf, as in the other kernel.
+#[test]
+fn nan_shows_where_every_score_is_minus_infinity() {
+    let (q, k, v) = ([1.0; 20], [f32::NEG_INFINITY; 3], [1.0, f32::NAN, 2.0]);
+    let (k, v) = (bhld(&k, [1, 1, 3, 1]), bhld(&v, [1, 1, 3, 1]));
+    for level in levels() {
+        for rows in [1, 3, 20] {
+            let (out, lse) = run(Terms::default(), level, bhld(&q[..rows], [1, 1, rows, 1]), k, v);
+            assert!(out.iter().all(|x| x.is_nan()), "{level}: {out:?}");
+            assert!(lse.iter().all(|&x| x == f32::NEG_INFINITY), "{level}: {lse:?}");
+        }
+    }
+}
