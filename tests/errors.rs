@@ -75,6 +75,13 @@ fn sizes_that_multiply_to_too_much() {
     let out = plan([n, 1, n, 1], [n, 1, 1, 1], [n, 1, 1, n]);
     assert_eq!(out, Error::TooLarge { argument: "out", shape: [n, 1, n, n] });
     assert!(out.to_string().starts_with("out: ") && scores.to_string().starts_with("scores: "));
+
+    // One token, so far along its axis that the LSE of 8 heads cannot be counted.
+    let start = 1 << (usize::BITS - 3);
+    let starts = [start, start + 1];
+    let q = View::new(&ZEROS, 0, [1, 8, start + 1, 0], [0; 4]).unwrap().packed(&starts).unwrap();
+    let error = Attention::new().scale(1.0).plan(q, zeros([1, 8, 1, 0]), zeros([1, 8, 1, 1])).unwrap_err();
+    assert_eq!(error, Error::TooLarge { argument: "rows", shape: [1, 8, start + 1, 1] });
 }
 
 #[test]
@@ -307,6 +314,14 @@ fn sequences_of_other_lengths() {
     check(q, None, 20, tokens("out", 0, 3, 2));
     check(zeros([2, 4, 3, 4]), Some(&[0, 2, 5]), 24, tokens("out", 0, 2, 3));
     check(q, Some(&[0, 2, 5]), 24, Error::Length { argument: "lse", got: 24, expected: 20 });
+
+    // Rows behind paged queries would have no place to be told from.
+    let queries = zeros([2, 4, 5, 4]).paged(&[0, 1], &[5, 3]).unwrap();
+    let (mut out, mut lse) = ([7.0; 80], [7.0; 40]);
+    let view = ViewMut::bhld(&mut out, [2, 4, 5, 2]).unwrap();
+    let error = all.run_with_lse(queries, k, v, view, &mut lse).unwrap_err();
+    assert_eq!(error, tokens("out", 1, 5, 3));
+    assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "written on error");
 
     // Masks and biases are padded.
     let mask = View::bhld(&[true; 25], [1, 1, 5, 5]).unwrap().packed(&[0, 2, 5]).unwrap();

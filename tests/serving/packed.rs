@@ -1,6 +1,6 @@
 //! Sequences side by side are computed as if each were alone.
 
-use headwise::{Attention, Position, Terms};
+use headwise::{Attention, Position, Terms, reference};
 
 use crate::*;
 
@@ -197,6 +197,29 @@ fn sequences_may_lie_anywhere() {
         }
         for (at, &x) in lse.iter().enumerate() {
             assert_eq!(x != 7.0, inside.contains(&(at % 25)), "{level}: lse[{at}] is {x}");
+        }
+    }
+}
+
+/// The reference reads packed and paged views, too; its rows are padded.
+#[test]
+fn the_reference_of_packed_sequences() {
+    let [q, k, v] = &tensors([&[2, 0, 3, 1], &[5, 4, 0, 9]], [4, 2, 8, 6], false);
+    let (paged_k, paged_v) = (Pool::new(k, 2, false), Pool::new(v, 2, true));
+    let terms = Terms { sinks: Some(&SINKS), ..Terms::default() };
+    for (k_view, v_view) in [(k.packed(), v.packed()), (paged_k.view(), paged_v.view())] {
+        let all = reference::attention(q.packed(), k_view, v_view, &terms).unwrap();
+        assert_eq!(all.lse.len(), 4 * 4 * 3);
+        for row in 0..4 * 4 * 3 {
+            let (b, h, i) = (row / 12, row / 3 % 4, row % 3);
+            let (out, lse) = (&all.out[row * 6..][..6], all.lse[row]);
+            if i >= q.lens()[b] {
+                assert_eq!((out, lse), (&[0.0; 6][..], f64::NEG_INFINITY));
+                continue;
+            }
+            let one = reference::attention(q.one(b), k.one(b), v.one(b), &terms).unwrap();
+            let row = h * q.lens()[b] + i;
+            assert_eq!((out, lse), (&one.out[row * 6..][..6], one.lse[row]), "{b}, {h}, {i}");
         }
     }
 }

@@ -140,3 +140,31 @@ fn plain_caches_on_any_number_of_threads() {
         }
     }
 }
+
+/// Spans grow where there are very many keys: it is the valid ones that count, not their axis.
+#[test]
+fn the_axis_moves_no_span() {
+    let (lk, d, lens) = (40_000, 8, [40_000, 2000]);
+    let (k, v) = (uniform(2, 2 * lk * d), uniform(3, 2 * lk * d));
+    for group in [2, 20] {
+        let q = uniform(1, 2 * group * d);
+        let terms = Terms { kv_lens: Some(&lens), ..Terms::default() };
+        let all = [bhld(&k, [2, 1, lk, d]), bhld(&v, [2, 1, lk, d])];
+        let one = |b: usize| {
+            let from = b * lk * d..(b * lk + lens[b]) * d;
+            [bhld(&k[from.clone()], [1, 1, lens[b], d]), bhld(&v[from], [1, 1, lens[b], d])]
+        };
+        for level in levels() {
+            let got = run(terms, level, bhld(&q, [2, group, 1, d]), all[0], all[1]);
+            for (b, (out, lse)) in got.0.chunks(group * d).zip(got.1.chunks(group)).enumerate() {
+                let ([k, v], q) = (one(b), bhld(&q[b * group * d..][..group * d], [1, group, 1, d]));
+                let what = format!("{level}, {group} rows, {} keys", lens[b]);
+                let got = (out.to_vec(), lse.to_vec());
+                same(&what, &got, &run(Terms::default(), level, q, k, v));
+                if level == Level::detect() {
+                    near(&what, &got, parts(&reference::attention(q, k, v, &Terms::default()).unwrap()));
+                }
+            }
+        }
+    }
+}
