@@ -231,6 +231,16 @@ impl<'a, T: Element> Call<'a, T> {
         start..end
     }
 
+    /// The query heads on a key/value head, but for those whose gate is 0: they are not computed.
+    pub(crate) fn open_heads(&self, hk: usize) -> impl Iterator<Item = usize> {
+        (hk * self.group..(hk + 1) * self.group).filter(|&head| !self.is_closed(head))
+    }
+
+    /// Whether the gate of a query head is 0.
+    pub(crate) fn is_closed(&self, head: usize) -> bool {
+        self.terms.gates.is_some_and(|gates| gates[head] == 0.0)
+    }
+
     pub(crate) fn is_masked(&self) -> bool {
         self.terms.mask.is_some() || self.terms.bias.is_some()
     }

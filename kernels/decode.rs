@@ -13,8 +13,8 @@
 //! Why it is fast: while one of K and V is computed with, the other is on its way from memory, a chunk ahead,
 //! which keeps the memory busy all the time; and the chunk lies in a near cache for all rows but the first.
 //!
-//! Long caches are split in spans, which are computed apart and joined in their order. The bits of a row
-//! depend on where chunks and spans lie (`Split`, a function of the shape) and on nothing else.
+//! Long caches are cut in spans (`Call::spans`), whose results are joined in their order. The bits of a row
+//! depend on where chunks and spans lie, and on nothing else.
 //!
 //! A hidden pair is left out of the sums altogether, so nothing that it holds can leak.
 
@@ -68,10 +68,8 @@ struct Few<'a, T> {
     l: *mut f32,
     /// Factor of each row on what was accumulated before.
     correction: [f32; MAX_ROWS],
-    /// The interval of keys of each row.
+    /// The interval of keys of each row, in this span; both ends grow with the row.
     keys: [[usize; 2]; MAX_ROWS],
-    /// The keys in all of these intervals.
-    common: Range<usize>,
     /// Bit `j` of word `r`: row `r` sees key `j` of the chunk.
     seen: [u64; MAX_ROWS],
 }
@@ -85,11 +83,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, _) = self.scratch.parts();
         heads.clear();
-        for head in hk * call.group..(hk + 1) * call.group {
-            if call.terms.gates.is_none_or(|gates| gates[head] != 0.0) {
-                heads.push(head);
-            }
-        }
+        heads.extend(call.open_heads(hk));
         let lanes = I::F32_LANES;
         let count = heads.len() * call.q_len(b);
         debug_assert!(count <= MAX_ROWS);
@@ -117,14 +111,14 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 l: l.as_mut_ptr(),
                 correction: [1.0; MAX_ROWS],
                 keys: [[0; 2]; MAX_ROWS],
-                common: stack.keys(count - 1).start..stack.keys(0).end,
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
                 few.o[r] = place(part, call, hk, few.rows.head[r], few.rows.token[r]);
-                few.keys[r] = [stack.keys(r).start, stack.keys(r).end];
+                let keys = stack.keys(r);
+                few.keys[r] = [keys.start, keys.end];
             }
-            let visible = few.keys[0][0].max(span.start)..few.keys[count - 1][1].min(span.end);
+            let visible = few.keys[0][0]..few.keys[count - 1][1];
             let end = call.keys(b, few.rows.token[count - 1]).end.min(ahead);
             // SAFETY: the buffers were taken for these rows; `visible` lies inside the axis; copies have room
             // for a chunk.

@@ -117,6 +117,7 @@ struct Panel<E> {
     /// Stride and number of the keys.
     key: isize,
     keys: usize,
+    /// The first key.
     start: usize,
 }
 
@@ -165,12 +166,8 @@ impl Panel<bool> {
     fn bits<I: Isa>(&self, isa: I, words: &mut [u64; 64]) -> Seen {
         let (mut any, mut all) = (0, u64::MAX);
         for (i, word) in words[..self.rows].iter_mut().enumerate() {
-            *word = if self.key == 1 {
-                // SAFETY: the keys of a row lie side by side inside the view.
-                unsafe { isa.bits(self.row[i], self.keys) }
-            } else {
-                (0..self.keys).fold(0, |bits, j| bits | u64::from(self.at(i, j)) << j)
-            };
+            // SAFETY: the keys of a row lie inside the view, one stride apart.
+            *word = unsafe { bits(isa, self.row[i], self.key, self.keys) };
             any |= *word;
             all &= *word;
         }
@@ -182,6 +179,21 @@ impl Panel<bool> {
             (false, false) => Seen::Some,
             (false, true) => Seen::All,
         }
+    }
+}
+
+/// Bit `j` of the result is element `j` of `n <= 64`, which lie `stride` apart.
+///
+/// # Safety
+/// They must be readable.
+#[inline(always)]
+pub(crate) unsafe fn bits<I: Isa>(isa: I, row: *const bool, stride: isize, n: usize) -> u64 {
+    // SAFETY: the caller's.
+    unsafe {
+        if stride == 1 {
+            return isa.bits(row, n);
+        }
+        (0..n).fold(0, |bits, j| bits | u64::from(*row.wrapping_offset(j as isize * stride)) << j)
     }
 }
 

@@ -90,39 +90,55 @@ pub(crate) unsafe fn write<T: Element>(
 ) {
     let dv = call.v.shape()[3];
     for (head, token) in rows(call, hk, tokens) {
-        let row = out.row(b, head, token);
-        let put = |c: usize, x: f32| {
-            // SAFETY: a feature of a row of the caller's.
-            unsafe { *row.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(canonical(x)) };
-        };
-        let mut lse = f32::NEG_INFINITY;
-        // SAFETY: the caller's.
-        let [m, l] = match is_closed(call, b, head, token) {
-            true => [lse, 0.0],
-            false => unsafe { *state(place(records, call, hk, head, token), dv) },
-        };
-        if is_closed(call, b, head, token) {
-            (0..dv).for_each(|c| put(c, 0.0));
-        } else {
+        // SAFETY: the caller's; a record has Dv outputs.
+        unsafe {
+            if is_closed(call, b, head, token) {
+                zero(call, [b, head, token], out);
+                continue;
+            }
+            let record = place(records, call, hk, head, token);
+            let ([m, l], gate) = (*state(record, dv), call.terms.gates.map_or(1.0, |gates| gates[head]));
             // Where all visible scores are -inf the outputs are 0 too, but for a NaN among the visible values.
-            let gate = call.terms.gates.map_or(1.0, |gates| gates[head]);
-            let (record, factor) =
-                (place(records, call, hk, head, token), if l == 0.0 { 0.0 } else { gate / l });
-            // SAFETY: a record has Dv outputs.
-            (0..dv).for_each(|c| put(c, unsafe { *record.add(c) } * factor));
-        }
-        if l != 0.0 {
-            lse = canonical(m + l.ln());
-        }
-        if let Some(place) = out.lse {
-            // SAFETY: the LSE goes with the row.
-            unsafe { *place.add(call.lse_index(b, head, token)) = lse };
+            let (factor, lse) =
+                if l == 0.0 { (0.0, f32::NEG_INFINITY) } else { (gate / l, canonical(m + l.ln())) };
+            put(call, [b, head, token], out, |c| canonical(*record.add(c) * factor), lse);
         }
     }
 }
 
+/// Writes a row that is not computed.
+///
+/// # Safety
+/// The row must be for the caller to write.
+pub(crate) unsafe fn zero<T: Element>(call: &Call<'_, T>, row: [usize; 3], out: &RowsMut<'_, T>) {
+    // SAFETY: the caller's.
+    unsafe { put(call, row, out, |_| 0.0, f32::NEG_INFINITY) };
+}
+
+/// Writes the features and the LSE of a row: batch entry, head, token.
+///
+/// # Safety
+/// The row must be for the caller to write.
+unsafe fn put<T: Element>(
+    call: &Call<'_, T>,
+    [b, head, token]: [usize; 3],
+    out: &RowsMut<'_, T>,
+    feature: impl Fn(usize) -> f32,
+    lse: f32,
+) {
+    let row = out.row(b, head, token);
+    for c in 0..call.v.shape()[3] {
+        // SAFETY: a feature of the caller's row.
+        unsafe { *row.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(feature(c)) };
+    }
+    if let Some(place) = out.lse {
+        // SAFETY: the LSE goes with the row.
+        unsafe { *place.add(call.lse_index(b, head, token)) = lse };
+    }
+}
+
 /// Head and token of the rows of some queries.
-fn rows<T: Element>(
+pub(crate) fn rows<T: Element>(
     call: &Call<'_, T>,
     hk: usize,
     tokens: Range<usize>,
@@ -132,6 +148,6 @@ fn rows<T: Element>(
 }
 
 /// Whether a row is not computed.
-fn is_closed<T: Element>(call: &Call<'_, T>, b: usize, head: usize, token: usize) -> bool {
-    token >= call.q_len(b) || call.terms.gates.is_some_and(|gates| gates[head] == 0.0)
+pub(crate) fn is_closed<T: Element>(call: &Call<'_, T>, b: usize, head: usize, token: usize) -> bool {
+    token >= call.q_len(b) || call.is_closed(head)
 }

@@ -34,7 +34,7 @@ impl<T: Element> Op for Map<'_, '_, T> {
         let empty = if stage == Stage::Weights { 0.0 } else { f32::NEG_INFINITY };
         heads.clear();
         for head in wanted {
-            if call.terms.gates.is_none_or(|gates| gates[head] != 0.0) {
+            if !call.is_closed(head) {
                 heads.push(head);
             }
             for token in tokens.clone() {

@@ -28,11 +28,12 @@ use core::ops::Range;
 
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::isa::Isa;
+use crate::join;
 use crate::level::Op;
 use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
-use crate::split::{RowsMut, Task};
+use crate::split::Task;
 use crate::tile::Lines;
 use crate::{Element, View};
 
@@ -65,17 +66,13 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
         let (memory, heads, leaked) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start); // `tokens` lie inside the batch entry
         heads.clear();
-        for head in hk * call.group..(hk + 1) * call.group {
-            let closed = call.terms.gates.is_some_and(|gates| gates[head] == 0.0);
-            if !closed {
-                heads.push(head);
-            }
-            for token in if closed { tokens.start } else { end }..tokens.end {
-                if !part.is_null() {
-                    break; // `join` writes the rows
+        heads.extend(call.open_heads(hk));
+        if part.is_null() && (end < tokens.end || call.terms.gates.is_some()) {
+            for (head, token) in join::rows(call, hk, tokens.clone()) {
+                if join::is_closed(call, b, head, token) {
+                    // SAFETY: a row of this task.
+                    unsafe { join::zero(call, [b, head, token], &out) };
                 }
-                // SAFETY: a row of this task.
-                unsafe { zero(dv, &out, b, head, token, call.lse_index(b, head, token)) };
             }
         }
         let stack = Stack { call, b, hk, heads, token: tokens.start, span, part };
@@ -203,22 +200,6 @@ fn lines<T: Element>(view: &View<'_, T>, b: usize, head: usize, tokens: Range<us
     match T::in_place(view.row(b, head, tokens.start)) {
         None => Lines::NONE,
         Some(ptr) => Lines { rows: Source { ptr, row, features: view.shape()[3] }, count: tokens.len() },
-    }
-}
-
-/// Writes a row that sees nothing.
-///
-/// # Safety
-/// The row must be one that `out` is the right to write.
-unsafe fn zero<T: Element>(dv: usize, out: &RowsMut<'_, T>, b: usize, head: usize, token: usize, lse: usize) {
-    let row = out.row(b, head, token);
-    for c in 0..dv {
-        // SAFETY: inside the output's shape.
-        unsafe { *row.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(0.0) };
-    }
-    if let Some(place) = out.lse {
-        // SAFETY: inside the LSE.
-        unsafe { *place.add(lse) = f32::NEG_INFINITY };
     }
 }
 

@@ -13,7 +13,7 @@ use crate::view::count;
 use crate::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
 
 /// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query
-/// heads of its key/value head, so that K and V are read once for them. Neither number changes a bit of the
+/// heads of its key/value head, so that K and V are read once for them. None of this changes a bit of the
 /// result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
@@ -57,9 +57,8 @@ pub struct Tasks<'a, T> {
     job: Job<'a, T>,
     /// Batch entries, key/value heads, blocks of queries, spans of keys.
     grid: [usize; 4],
+    /// Queries of a block.
     tokens: usize,
-    /// The first key/value head.
-    hk: usize,
     /// Tasks that are given out at a time.
     run: usize,
     /// The next task to give out.
@@ -80,6 +79,7 @@ unsafe impl<T: Element> Sync for Tasks<'_, T> {}
 
 /// The right to compute some keys' part in the rows of some queries and of all query heads on one key/value
 /// head.
+#[derive(Clone)]
 pub(crate) struct Task<'a, T> {
     pub call: &'a Call<'a, T>,
     pub b: usize,
@@ -180,7 +180,7 @@ impl<T: Element> Call<'_, T> {
             }
         }
         let job = Job::Attend { parts: ptr, out };
-        Ok(Tasks { call: self, job, grid, tokens, hk: 0, run: split.run.max(1), next: AtomicUsize::new(0) })
+        Ok(Tasks { call: self, job, grid, tokens, run: split.run.max(1), next: AtomicUsize::new(0) })
     }
 
     /// As [`Call::split`], for the scores of some heads and queries: `out` is compact `[B, heads.len(),
@@ -218,9 +218,8 @@ impl<T: Element> Call<'_, T> {
             let kv_heads = heads.end.div_ceil(self.group) - heads.start / self.group;
             grid = [b, kv_heads, queries.len().div_ceil(tokens), 1];
         }
-        let hk = heads.start.checked_div(self.group).unwrap_or(0);
         let job = Job::Scores { stage, heads, queries, out };
-        Ok(Tasks { call: self, job, grid, tokens, hk, run: 1, next: AtomicUsize::new(0) })
+        Ok(Tasks { call: self, job, grid, tokens, run: 1, next: AtomicUsize::new(0) })
     }
 
     /// The kernel for a batch entry.
@@ -293,30 +292,22 @@ impl<T: Element> Tasks<'_, T> {
         match &self.job {
             &Job::Attend { parts, out } => {
                 let tokens = cut(0..call.q.len(b), self.tokens, block);
-                if !tokens.is_empty() {
-                    let after = next.and_then(|next| self.unit(next));
-                    let apart =
-                        (!parts.is_null()).then(|| (span, parts.wrapping_add(self.part(b, hk, span))));
-                    self.attend(
-                        Unit { b, hk, token: tokens.start },
-                        tokens.end,
-                        apart,
-                        after,
-                        out,
-                        level,
-                        scratch,
-                    )?;
+                if tokens.is_empty() {
+                    return Ok(());
                 }
+                let (len, part) = (call.kv_len(b), core::ptr::null_mut());
+                let after = next.and_then(|next| self.unit(next));
+                let task = Task { call, b, hk, tokens, keys: 0..len, ahead: len, after, part, rows: out };
+                self.attend(task, span, parts, level, scratch)
             }
             Job::Scores { stage, heads, queries, out } => {
-                let (hk, stage, out) = (hk + self.hk, *stage, *out);
+                let (hk, stage, out) = (hk + heads.start / call.group, *stage, *out);
                 let tokens = cut(queries.clone(), self.tokens, block);
                 let group = hk * call.group..(hk + 1) * call.group;
                 let heads = group.start.max(heads.start)..group.end.min(heads.end);
-                T::scores(ScoresTask { call, b, hk, tokens, heads, stage, out }, level, scratch)?;
+                T::scores(ScoresTask { call, b, hk, tokens, heads, stage, out }, level, scratch)
             }
         }
-        Ok(())
     }
 
     /// Where a task starts, if it has queries.
@@ -326,58 +317,50 @@ impl<T: Element> Tasks<'_, T> {
         (token < self.call.q_len(b)).then_some(Unit { b, hk, token })
     }
 
-    /// Some queries: over all keys, or, `apart`, over one span, into records.
-    #[allow(clippy::too_many_arguments)]
+    /// Computes a task over all of its keys, or, where there are `parts`, over one span into its part.
     fn attend(
         &self,
-        Unit { b, hk, token }: Unit,
-        end: usize,
-        apart: Option<(usize, *mut f32)>,
-        after: Option<Unit>,
-        rows: RowsMut<'_, T>,
+        mut task: Task<'_, T>,
+        span: usize,
+        parts: *mut f32,
         level: Level,
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
-        let call = self.call;
+        let Task { call, b, hk, .. } = task;
         let (kernel, (size, spans)) = (call.kernel(level, b)?, call.spans(b));
-        let mut tokens = token..end;
+        if span >= spans || (kernel == Kernel::Decode && task.tokens.start > 0) {
+            return Ok(()); // other batch entries have more spans; decoding takes all queries at once
+        }
         if kernel == Kernel::Decode {
-            if tokens.start > 0 {
-                return Ok(()); // all of them were in the first block
-            }
-            tokens = 0..call.q.len(b);
+            task.tokens = 0..call.q.len(b);
         }
-        let run = |span: usize, ahead: usize, part: *mut f32, scratch: &mut Scratch| {
-            let keys = cut(0..call.kv_len(b), size, span);
-            let ahead = keys.end.max(ahead);
-            let after = if keys.end == call.kv_len(b) { after } else { None };
-            let task = Task { call, b, hk, tokens: tokens.clone(), keys, ahead, after, part, rows };
-            match kernel {
-                Kernel::Prefill => T::prefill(task, level, scratch),
-                Kernel::Decode => T::decode(task, level, scratch),
-            }
+        let run = |task: Task<'_, T>, scratch: &mut Scratch| match kernel {
+            Kernel::Prefill => T::prefill(task, level, scratch),
+            Kernel::Decode => T::decode(task, level, scratch),
         };
-        if let Some((span, part)) = apart.filter(|_| spans > 1) {
-            return if span < spans { run(span, 0, part, scratch) } else { Ok(()) };
-        }
-        if apart.is_some_and(|(span, _)| span > 0) {
-            return Ok(()); // there is one span
+        let over = |span: usize, part: *mut f32| {
+            let keys = cut(task.keys.clone(), size, span);
+            let after = if keys.end == task.keys.end { task.after } else { None };
+            Task { keys, after, part, ..task.clone() }
+        };
+        if spans > 1 && !parts.is_null() {
+            let one = over(span, parts.wrapping_add(self.part(b, hk, span)));
+            return run(Task { ahead: one.keys.end, ..one }, scratch);
         }
         if spans == 1 && kernel == Kernel::Prefill {
-            return run(0, 0, core::ptr::null_mut(), scratch);
+            return run(task, scratch);
         }
         let len = call.part_len();
         let all = scratch.records(2 * len);
-        for span in 0..spans {
-            let part = if span == 0 { all } else { all.wrapping_add(len) };
-            run(span, call.kv_len(b), part, scratch)?;
-            if span > 0 {
-                // SAFETY: both hold the records of these rows.
-                unsafe { join::add(call, b, hk, tokens.clone(), all, part) };
-            }
+        run(over(0, all), scratch)?;
+        for span in 1..spans {
+            let part = all.wrapping_add(len);
+            run(over(span, part), scratch)?;
+            // SAFETY: both hold the records of these rows.
+            unsafe { join::add(call, b, hk, task.tokens.clone(), all, part) };
         }
         // SAFETY: the records of the rows, which are this task's.
-        unsafe { join::write(call, b, hk, tokens, all, &rows) };
+        unsafe { join::write(call, b, hk, task.tokens, all, &task.rows) };
         Ok(())
     }
 

@@ -149,10 +149,7 @@ impl<'a, T> View<'a, T> {
     #[inline(always)]
     pub(crate) fn row(&self, i0: usize, i1: usize, i2: usize) -> *const T {
         debug_assert!(i0 < self.shape[0] && i1 < self.shape[1] && i2 < self.len(i0));
-        let [i0, i2] = self.tokens.find(i0, i2);
-        self.ptr.wrapping_offset(
-            i0 as isize * self.strides[0] + i1 as isize * self.strides[1] + i2 as isize * self.strides[2],
-        )
+        self.ptr.wrapping_offset(self.tokens.offset(self.strides, i0, i1, i2))
     }
 }
 
@@ -241,11 +238,8 @@ impl<'a, T> ViewMut<'a, T> {
         }
         for (b, h) in (0..b).flat_map(|b| (0..h).map(move |h| (b, h))) {
             for token in 0..from.len(b) {
-                let [place, at] = self.tokens.find(b, token);
-                let [by_b, by_h, by_token, by_d] = self.strides;
-                let to = self
-                    .ptr
-                    .wrapping_offset(place as isize * by_b + h as isize * by_h + at as isize * by_token);
+                let to = self.ptr.wrapping_offset(self.tokens.offset(self.strides, b, h, token));
+                let by_d = self.strides[3];
                 let row = from.row(b, h, token);
                 // SAFETY: the elements of a row of each view; `self` is borrowed mutably, so they are apart.
                 unsafe {
@@ -264,10 +258,7 @@ impl<'a, T> ViewMut<'a, T> {
 
     /// Starts of the sequences, if it is packed.
     pub(crate) fn starts(&self) -> Option<&'a [usize]> {
-        match self.tokens {
-            Tokens::Packed { starts } => Some(starts),
-            _ => None,
-        }
+        self.tokens.starts()
     }
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {

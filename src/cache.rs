@@ -134,11 +134,14 @@ impl<T: Element> KvCache<T> {
     }
 
     fn view<'c>(&'c self, data: &'c [T], features: usize) -> View<'c, T> {
-        let CacheShape { batch, heads, capacity, .. } = self.shape;
-        let keep = if let WhenFull::Roll { keep } = self.when_full { keep.min(capacity) } else { capacity };
-        let view = View::new(data, 0, [batch, heads, capacity, features], self.strides(features));
-        let view = view.and_then(|view| view.rolling(keep, &self.firsts, &self.lens));
-        view.expect("the cache's own sizes, lengths within its capacity")
+        let view = self.strided(data, features).rolling(self.kept(), &self.firsts, &self.lens);
+        view.expect("lengths within the capacity")
+    }
+
+    /// Places that do not roll.
+    fn kept(&self) -> usize {
+        let capacity = self.shape.capacity;
+        if let WhenFull::Roll { keep } = self.when_full { keep.min(capacity) } else { capacity }
     }
 
     fn strides(&self, features: usize) -> [isize; 4] {
@@ -173,20 +176,18 @@ impl<T: Element> KvCache<T> {
             if got != expected {
                 return Err(Error::Tokens { argument: "v", b, got, expected });
             }
-            let unfit = Error::Packed { shape: k.shape(), end: None };
             if k.entry(b).is_none() || v.entry(b).is_none() {
-                return Err(unfit);
+                return Err(Error::Packed { shape: k.shape(), end: None });
             }
         }
-        let longest = (0..batch).map(|b| self.lens[b].saturating_add(k.len(b))).max().unwrap_or(0);
-        let capacity = self.shape.capacity;
-        match self.when_full {
-            WhenFull::Roll { .. } => {}
-            _ if longest <= capacity => {}
-            WhenFull::Grow => self.grow(longest.max(capacity.saturating_mul(2)))?,
-            WhenFull::Refuse => {
-                let full = (0..batch).find(|&b| self.lens[b].saturating_add(k.len(b)) > capacity);
-                let b = full.unwrap_or(0);
+        let (wanted, capacity) = (|b: usize| self.lens[b].saturating_add(k.len(b)), self.shape.capacity);
+        match ((0..batch).find(|&b| wanted(b) > capacity), self.when_full) {
+            (None, _) | (_, WhenFull::Roll { .. }) => {}
+            (Some(_), WhenFull::Grow) => {
+                let longest = (0..batch).map(wanted).max().unwrap_or(0);
+                self.grow(longest.max(capacity.saturating_mul(2)))?;
+            }
+            (Some(b), WhenFull::Refuse) => {
                 return Err(Error::Full { b, len: self.lens[b], more: k.len(b), capacity });
             }
         }
@@ -200,8 +201,7 @@ impl<T: Element> KvCache<T> {
 
     /// Appends to one sequence, for which there is room.
     fn append_entry(&mut self, b: usize, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
-        let (n, capacity) = (k.len(0), self.shape.capacity);
-        let keep = if let WhenFull::Roll { keep } = self.when_full { keep.min(capacity) } else { capacity };
+        let (n, capacity, keep) = (k.len(0), self.shape.capacity, self.kept());
         let ring = capacity - keep;
         // The places that are free, in order, then the ring from its oldest token on.
         let mut next = n.min(capacity - self.lens[b]);

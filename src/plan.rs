@@ -1,9 +1,9 @@
 //! Splits a call into tasks and runs them; the only file that knows of threads.
 //!
 //! A task is some queries of all the query heads on one key/value head. Rows do not depend on each other, so
-//! the split of the queries may follow the number of threads. The keys are cut by the shape alone, so that
-//! the number of threads changes no bit of the result: where there is but one block of rows a head, into
-//! spans.
+//! the split of the queries may follow the number of threads. Where the keys of few queries are cut in spans
+//! does not (`Call::spans`), only whether the spans are tasks of their own: so the number of threads changes
+//! no bit of the result.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -7,7 +7,8 @@ use crate::element::Lanes;
 use crate::exp::exp;
 use crate::isa::Isa;
 use crate::join::state;
-use crate::{Element, terms};
+use crate::products::shift;
+use crate::{Element, extra, terms};
 
 impl<T: Element> Few<'_, T> {
     /// Scores of all rows over `n` keys. Asks for the values.
@@ -93,7 +94,8 @@ impl<T: Element> Few<'_, T> {
         let (terms, n, lanes) = (&self.call.terms, keys.len(), I::F32_LANES);
         let vectors = n.div_ceil(lanes);
         let plain = !self.call.is_masked() && terms.softcap.is_none() && terms.slopes.is_none();
-        if plain && n % lanes == 0 && self.common.start <= keys.start && keys.end <= self.common.end {
+        let all_see = self.keys[self.count - 1][0]..self.keys[0][1];
+        if plain && n % lanes == 0 && all_see.start <= keys.start && keys.end <= all_see.end {
             return true;
         }
         let mut whole = true;
@@ -126,13 +128,7 @@ impl<T: Element> Few<'_, T> {
                 if let Some(mask) = &terms.mask {
                     let stride = mask.strides()[3];
                     let row = mask.row(self.b, head, token).wrapping_offset(keys.start as isize * stride);
-                    seen &= if stride == 1 {
-                        isa.bits(row, n)
-                    } else {
-                        (0..n).fold(0, |bits, j| {
-                            bits | u64::from(*row.wrapping_offset(j as isize * stride)) << j
-                        })
-                    };
+                    seen &= extra::bits(isa, row, stride, n);
                 }
                 let all = seen == u64::MAX >> (64 - n);
                 whole &= all;
@@ -169,11 +165,12 @@ impl<T: Element> Few<'_, T> {
             self.correction[r] = 1.0;
             if isa.first_true_m32s(isa.greater_than_f32s(max, before)) < I::F32_LANES {
                 self.m[r] = isa.reduce_max_f32s(max);
-                let correction = exp(isa, isa.sub_f32s(before, isa.splat_f32s(shift(self.m[r]))));
+                let [shift] = shift(isa, [isa.splat_f32s(self.m[r])]);
+                let correction = exp(isa, isa.sub_f32s(before, shift));
                 self.correction[r] = isa.reduce_max_f32s(correction);
                 *sum = isa.mul_f32s(*sum, correction);
             }
-            let shift = isa.splat_f32s(shift(self.m[r]));
+            let [shift] = shift(isa, [isa.splat_f32s(self.m[r])]);
             for s in s {
                 *s = exp(isa, isa.sub_f32s(*s, shift));
                 *sum = isa.add_f32s(*sum, *s);
@@ -306,12 +303,6 @@ impl<T: Element> Few<'_, T> {
             }
         }
     }
-}
-
-/// What to subtract before exp: the maximum, or 0 where nothing is visible yet.
-#[inline(always)]
-fn shift(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY { 0.0 } else { max }
 }
 
 /// The keys of a chunk that lie in an interval, as bits.

@@ -18,7 +18,7 @@ pub(super) enum Tokens<'a> {
     Ring { keep: usize, firsts: &'a [usize], lens: &'a [usize], axis: usize },
 }
 
-impl Tokens<'_> {
+impl<'a> Tokens<'a> {
     /// Batch entry and token, as the strides count them.
     #[inline(always)]
     pub fn find(&self, b: usize, token: usize) -> [usize; 2] {
@@ -33,6 +33,21 @@ impl Tokens<'_> {
                 let place = firsts[b] + token;
                 [b, if place < axis { place } else { place - axis + keep }]
             }
+        }
+    }
+
+    /// Where row `[b, h, token]` starts, from the first element on.
+    #[inline(always)]
+    pub fn offset(&self, strides: [isize; 4], b: usize, h: usize, token: usize) -> isize {
+        let [b, token] = self.find(b, token);
+        b as isize * strides[0] + h as isize * strides[1] + token as isize * strides[2]
+    }
+
+    /// Of packed sequences, where they start.
+    pub fn starts(&self) -> Option<&'a [usize]> {
+        match *self {
+            Tokens::Packed { starts } => Some(starts),
+            _ => None,
         }
     }
 
@@ -91,7 +106,7 @@ impl<'a, T> View<'a, T> {
     pub fn paged(mut self, table: &'a [u32], lens: &'a [usize]) -> Result<Self, Error> {
         let ([pages, h, size, d], rows) = (self.shape, lens.len());
         let whole = if rows == 0 { table.is_empty() } else { table.len().is_multiple_of(rows) };
-        if size == 0 || !whole || !matches!(self.tokens, Tokens::Strided) {
+        if size == 0 || !whole || !self.is_strided() {
             return Err(Error::Paged { pool: self.shape, table: table.len(), rows });
         }
         let width = table.len().checked_div(rows).unwrap_or(0);
@@ -156,8 +171,7 @@ impl<'a, T> View<'a, T> {
         if b >= self.shape[0] || !matches!(self.tokens, Tokens::Strided | Tokens::Packed { .. }) {
             return None;
         }
-        let ([place, first], len) = (self.tokens.find(b, 0), self.len(b));
-        let offset = place as isize * self.strides[0] + first as isize * self.strides[2];
+        let (offset, len) = (self.tokens.offset(self.strides, b, 0, 0), self.len(b));
         self.ptr = self.ptr.wrapping_offset(offset);
         (self.shape[0], self.shape[2], self.tokens) = (1, len, Tokens::Strided);
         Some(self)
@@ -203,10 +217,7 @@ impl<'a, T> View<'a, T> {
 
     /// Starts of the sequences of a packed view.
     pub(crate) fn starts(&self) -> Option<&'a [usize]> {
-        match self.tokens {
-            Tokens::Packed { starts } => Some(starts),
-            _ => None,
-        }
+        self.tokens.starts()
     }
 
     pub(crate) fn is_strided(&self) -> bool {
