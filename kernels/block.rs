@@ -163,14 +163,8 @@ impl<T: Element> Stack<'_, T> {
         if self.heads.len() > 1 || out.strides[3] != 1 || !self.part.is_null() {
             return Lines::NONE;
         }
-        let row = out.row(self.b, self.heads[0], self.token_of(block.row));
-        match T::in_place(row.cast_const()) {
-            None => Lines::NONE,
-            Some(ptr) => {
-                let features = self.call.v.shape()[3];
-                Lines { rows: Source { ptr, row: out.strides[2], features }, count: block.count }
-            }
-        }
+        let row = out.row(self.b, self.heads[0], self.token_of(block.row)).cast_const();
+        Lines::new(row, out.strides[2], self.call.v.shape()[3], block.count)
     }
 
     /// The interval of keys of a row, in this span. Both ends grow with the row.

@@ -11,7 +11,7 @@ use crate::isa::Isa;
 use crate::level::Op;
 use crate::pack::{self, MAX_ROWS};
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
-use crate::products::{Source, divide, shift};
+use crate::products::{divide, shift};
 use crate::scratch::Scratch;
 use crate::split::{RowsMut, ScoresTask};
 use crate::tile::Lines;
@@ -95,7 +95,7 @@ unsafe fn span<I: Isa, T: Element>(
 ) -> Span {
     // SAFETY: the caller's.
     let k = unsafe { source(isa, &stack.call.k, stack, &keys, copy) };
-    Span { keys, k, v: Source { features: 0, ..k }, ahead: [[Lines::NONE; 2]; 2] }
+    Span { keys, k, v: k, ahead: [[Lines::NONE; 2]; 2] }
 }
 
 impl<T: Element> Stack<'_, T> {

@@ -56,9 +56,9 @@ impl<T: Element> Few<'_, T> {
             let v = [v[j], v[j + 1], v[j + 2], v[j + 3]];
             let mut acc = [[isa.splat_f32s(0.0); 4]; R];
             for c in (0..self.d).step_by(I::F32_LANES) {
-                if first == 0 {
+                if first == 0 && c * size_of::<f32>() < self.dv * size_of::<T>() {
                     for v in v {
-                        isa.prefetch(v.wrapping_add(c).cast());
+                        isa.prefetch(v.cast::<u8>().wrapping_add(c * size_of::<f32>()));
                     }
                 }
                 // SAFETY: the caller's, of whole vectors.
@@ -277,7 +277,7 @@ impl<T: Element> Few<'_, T> {
             }
             for j in 0..n {
                 if let Some(ahead) = ahead {
-                    for x in 0..C {
+                    for x in (0..C).filter(|x| x % (64 / (I::F32_LANES * size_of::<T>())).max(1) == 0) {
                         isa.prefetch(ahead[j].wrapping_add(c + x * I::F32_LANES).cast());
                     }
                 }
