@@ -46,6 +46,12 @@ pub(crate) trait Isa: pulp::Simd {
     /// As for [`Isa::load_f16`].
     unsafe fn load_bf16(self, ptr: *const bf16) -> Self::f32s;
 
+    /// Loads a vector of i8.
+    ///
+    /// # Safety
+    /// As for [`Isa::load_f16`].
+    unsafe fn load_i8(self, ptr: *const i8) -> Self::f32s;
+
     /// Stores the upper halves of a vector, which are bf16.
     ///
     /// # Safety

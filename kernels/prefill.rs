@@ -35,7 +35,8 @@ use crate::products::Source;
 use crate::scratch::Scratch;
 use crate::split::Task;
 use crate::tile::Lines;
-use crate::{Element, View};
+use crate::DType;
+use crate::tensor::Tensor;
 
 /// Keys in a block: see the bench `prefill` for what others cost.
 pub(crate) const KEYS: usize = 64;
@@ -51,12 +52,12 @@ const BLOCKS: usize = ROWS / 8;
 const QUERY_SCRATCH: usize = 128 << 10;
 
 /// Computes the rows of a task.
-pub(crate) struct Prefill<'t, 'a, T> {
-    pub task: Task<'a, T>,
+pub(crate) struct Prefill<'t, 'a> {
+    pub task: Task<'a>,
     pub scratch: &'t mut Scratch,
 }
 
-impl<T: Element> Op for Prefill<'_, '_, T> {
+impl Op for Prefill<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -193,22 +194,21 @@ pub(crate) fn key_blocks(keys: Range<usize>) -> impl Iterator<Item = Range<usize
 
 /// Some tokens of Q, K or V, as far as they can be asked for: features side by side, tokens one stride apart.
 #[inline(always)]
-fn lines<T: Element>(view: &View<'_, T>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
-    let [_, _, row, feature] = view.strides();
-    if tokens.is_empty() || feature != 1 {
+fn lines(x: &Tensor<'_>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
+    if tokens.is_empty() || !x.is_dense() {
         return Lines::NONE;
     }
-    let count = tokens.len().min(view.run(b, tokens.start));
-    Lines::new(view.row(b, head, tokens.start), row, view.shape()[3], count)
+    let (row, bytes) = (x.strides()[2], x.shape()[3] * x.dtype.size());
+    Lines { ptr: x.row(b, head, tokens.start), row, bytes, count: tokens.len().min(x.run(b, tokens.start)) }
 }
 
-/// Whether blocks of K or V are copied to compact f32 first: where they must be, and where rows lie so far
+/// Whether blocks of K or V are copied to compact f32 first: where they must be widened or gathered, and where rows lie so far
 /// apart that they share cache sets and take a page each, and enough query rows use the copy.
 #[inline(always)]
-pub(crate) fn needs_copy<T: Element>(view: &View<'_, T>, blocks: usize) -> bool {
-    let [_, _, row, feature] = view.strides();
-    let scattered = row.unsigned_abs() > 2 * view.shape()[3].max(32) && blocks >= 2;
-    !T::IS_F32 || feature != 1 || scattered || !view.has_runs_of(KEYS)
+pub(crate) fn needs_copy(x: &Tensor<'_>, blocks: usize) -> bool {
+    let far = 2 * x.shape()[3].max(32) * size_of::<f32>();
+    let scattered = x.strides()[2].unsigned_abs() > far && blocks >= 2;
+    x.dtype != DType::F32 || !x.is_dense() || scattered || !x.has_runs_of(KEYS)
 }
 
 /// The rows `keys` of K or V: in place, or copied to `copy`.
@@ -216,26 +216,27 @@ pub(crate) fn needs_copy<T: Element>(view: &View<'_, T>, blocks: usize) -> bool 
 /// # Safety
 /// `keys` must lie inside the axis, `copy` must have room for them and be there if `needs_copy`.
 #[inline(always)]
-pub(crate) unsafe fn source<I: Isa, T: Element>(
+pub(crate) unsafe fn source<I: Isa>(
     isa: I,
-    view: &View<'_, T>,
-    stack: &Stack<'_, T>,
+    x: &Tensor<'_>,
+    stack: &Stack<'_>,
     keys: &Range<usize>,
     copy: Option<*mut f32>,
 ) -> Source {
-    let [_, _, row, feature] = view.strides();
-    let features = view.shape()[3];
-    let ptr = view.row(stack.b, stack.hk, keys.start);
+    let ([_, _, row, _], features) = (x.strides(), x.shape()[3]);
     let Some(copy) = copy else {
-        debug_assert!(T::IS_F32);
-        return Source { ptr: ptr.cast(), row };
+        debug_assert!(x.dtype == DType::F32);
+        let ptr = x.row(stack.b, stack.hk, keys.start).cast();
+        return Source { ptr, row: row / size_of::<f32>() as isize };
     };
     let mut key = keys.start;
     while key < keys.end {
-        let run = view.run(stack.b, key).min(keys.end - key);
-        let (from, to) = (view.row(stack.b, stack.hk, key), (key - keys.start) * features);
+        let run = x.run(stack.b, key).min(keys.end - key);
         // SAFETY: the caller's.
-        unsafe { pack::copy(isa, from, [row, feature], run, features, copy.wrapping_add(to)) };
+        unsafe {
+            let to = copy.add((key - keys.start) * features);
+            pack::copy(isa, x, [stack.b, stack.hk, key], run, to);
+        }
         key += run;
     }
     Source { ptr: copy, row: features as isize }

@@ -29,13 +29,6 @@ pub(crate) struct Lines {
 impl Lines {
     pub const NONE: Self = Self { ptr: core::ptr::null(), row: 0, bytes: 0, count: 0 };
 
-    /// `count` rows of `features` elements, `row` elements apart.
-    #[inline(always)]
-    pub fn new<T>(ptr: *const T, row: isize, features: usize, count: usize) -> Self {
-        let size = size_of::<T>();
-        Self { ptr: ptr.cast(), row: row.wrapping_mul(size as isize), bytes: features * size, count }
-    }
-
     #[inline(always)]
     fn lines(&self) -> usize {
         self.count * self.bytes.div_ceil(LINE)

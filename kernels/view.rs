@@ -7,8 +7,10 @@
 use core::marker::PhantomData;
 
 use crate::Error;
+use scales::Scales;
 use tokens::Tokens;
 
+mod scales;
 mod tokens;
 
 /// A read-only tensor with four axes: `[batch, head, token, feature]`, or `[batch, head, query, key]` for
@@ -28,6 +30,7 @@ pub struct View<'a, T> {
     shape: [usize; 4],
     strides: [isize; 4],
     tokens: Tokens<'a>,
+    scales: Option<Scales<'a>>,
     _data: PhantomData<&'a [T]>,
 }
 
@@ -68,6 +71,7 @@ impl<'a, T> View<'a, T> {
             shape,
             strides,
             tokens: Tokens::Strided,
+            scales: None,
             _data: PhantomData,
         })
     }
@@ -118,9 +122,9 @@ impl<'a, T> View<'a, T> {
     }
 
     /// The same elements with two axes exchanged. An axis above 3 leaves the view as it is, and so does any
-    /// where the view is packed or paged.
+    /// where the view is packed, paged or scaled.
     pub fn swap_axes(mut self, a: usize, b: usize) -> Self {
-        if a < 4 && b < 4 && self.is_strided() {
+        if a < 4 && b < 4 && self.is_strided() && self.scales.is_none() {
             self.shape.swap(a, b);
             self.strides.swap(a, b);
         }
@@ -135,7 +139,12 @@ impl<'a, T> View<'a, T> {
         for (axis, size) in shape.into_iter().enumerate() {
             match self.shape[axis] {
                 n if n == size => {}
-                1 if self.is_strided() || axis == 1 => (self.shape[axis], self.strides[axis]) = (size, 0),
+                1 if (self.is_strided() || axis == 1) && (self.scales.is_none() || axis < 3) => {
+                    (self.shape[axis], self.strides[axis]) = (size, 0);
+                    if let Some(scales) = &mut self.scales {
+                        scales.strides[axis] = 0;
+                    }
+                }
                 _ => return None,
             }
         }
@@ -150,6 +159,14 @@ impl<'a, T> View<'a, T> {
     pub(crate) fn row(&self, i0: usize, i1: usize, i2: usize) -> *const T {
         debug_assert!(i0 < self.shape[0] && i1 < self.shape[1] && i2 < self.len(i0));
         self.ptr.wrapping_offset(self.tokens.offset(self.strides, i0, i1, i2))
+    }
+
+    /// The same with strides that count bytes.
+    pub(crate) fn bytes(self) -> View<'a, u8> {
+        let Self { ptr, shape, strides, tokens, scales, .. } = self;
+        // Wrapping: strides of axes with one element are never used.
+        let strides = strides.map(|stride| stride.wrapping_mul(size_of::<T>() as isize));
+        View { ptr: ptr.cast(), shape, strides, tokens, scales, _data: PhantomData }
     }
 }
 

@@ -17,7 +17,7 @@ trait Half: Element {
     const LEAST: i32;
     /// What lies between two neighbours at `x`.
     fn ulp(x: f64) -> f64 {
-        2f64.powi((x.abs().log2().floor() as i32 - Self::BITS).max(Self::LEAST))
+        2f64.powi((x.abs().log2().floor() as i32).saturating_sub(Self::BITS).max(Self::LEAST))
     }
 }
 
@@ -57,7 +57,7 @@ fn every_pair_of_lengths<T: Half>() {
                     (vec![T::from_f32(f32::NAN); b * hq * lq * dv], vec![f32::NAN; b * hq * lq]);
                 let to = ViewMut::bhld(&mut out, [b, hq, lq, dv]).unwrap();
                 Attention::with_terms(terms).level(level).run_with_lse(q, k, v, to, &mut lse).unwrap();
-                let what = format!("{level}-{}: {lq} x {lk}, D {d}, Dv {dv}, {terms:?}", T::NAME);
+                let what = format!("{level}-{}: {lq} x {lk}, D {d}, Dv {dv}, {terms:?}", T::DTYPE);
                 for (got, &want) in out.iter().zip(&want.out) {
                     let (got, limit) = (got.to_f32() as f64, T::ulp(want) / 2.0 + 2e-5);
                     assert!((got - want).abs() <= limit, "{what}: {got} instead of {want}");
@@ -98,7 +98,7 @@ fn values_survive<T: Element>(values: &[T], lq: usize, same: impl Fn(T, T) -> bo
                 .unwrap();
             for (at, &got) in out.iter().enumerate() {
                 let want = values[at % values.len()];
-                assert!(same(got, want), "{level}-{}: {:?} became {got:?}", T::NAME, (chunk, want));
+                assert!(same(got, want), "{level}-{}: {:?} became {got:?}", T::DTYPE, (chunk, want));
             }
         }
     }
@@ -134,7 +134,7 @@ fn halves_go_to_even<T: Element>(from_bits: impl Fn(u16) -> T, to_bits: impl Fn(
                 .unwrap();
             for (at, &got) in out.iter().enumerate() {
                 let even = (bits[at % 100] + 1) & !1;
-                assert_eq!(to_bits(got), even, "{level}-{}: {got:?}", T::NAME);
+                assert_eq!(to_bits(got), even, "{level}-{}: {got:?}", T::DTYPE);
             }
         }
     }
@@ -191,7 +191,7 @@ fn scores_beyond_what_a_half_holds() {
                 .unwrap();
             assert_eq!(out, vec![f16::ONE; lq * d], "{level}");
             let want = 1e4 * (d as f32).sqrt();
-            assert!(lse.iter().all(|lse| (lse - want).abs() < 1e-2), "{level}: {lse:?}, not {want}");
+            assert!(lse.iter().all(|lse| (lse - want).abs() < 2e-6 * want), "{level}: {lse:?}, not {want}");
         }
     }
 }

@@ -83,6 +83,15 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32x4 {
+        // SAFETY: `self` proves NEON; the caller's, of four bytes.
+        unsafe {
+            let bytes = vcreate_s8(u64::from(ptr.cast::<u32>().read_unaligned()));
+            p(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes)))))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_high(self, ptr: *mut bf16, x: u32x4) {
         // SAFETY: `self` proves NEON; the caller's.
         unsafe { vst1_u16(ptr.cast(), vshrn_n_u32::<16>(pulp::cast(x))) };

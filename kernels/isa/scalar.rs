@@ -39,6 +39,12 @@ impl Isa for pulp::Scalar {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32 {
+        // SAFETY: the caller's.
+        f32::from(unsafe { *ptr })
+    }
+
+    #[inline(always)]
     unsafe fn store_high(self, ptr: *mut bf16, x: u32) {
         // SAFETY: the caller's.
         unsafe { *ptr = bf16::from_bits((x >> 16) as u16) };

@@ -81,6 +81,12 @@ impl Isa for V3 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32x8 {
+        // SAFETY: `self` proves AVX2; the caller's.
+        unsafe { cast(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(ptr.cast())))) }
+    }
+
+    #[inline(always)]
     unsafe fn store_high(self, ptr: *mut bf16, x: u32x8) {
         // SAFETY: `self` proves AVX2; the caller's. Packing goes by halves: the quarters 0 and 2 are left.
         unsafe {
@@ -267,6 +273,12 @@ impl Isa for V4 {
     unsafe fn load_bf16(self, ptr: *const bf16) -> f32x16 {
         // SAFETY: `self` proves AVX-512 F; the caller's.
         unsafe { cast(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe { cast(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(ptr.cast())))) }
     }
 
     #[inline(always)]
