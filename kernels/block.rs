@@ -217,9 +217,7 @@ impl Stack<'_> {
             *q = call.q.row(self.b, rows.head[i], rows.token[i]);
         }
         // SAFETY: rows of Q have D features at their stride.
-        unsafe {
-            pack::pack::<I, NQ>(isa, &call.q, &q, call.scale, buffers.qt)
-        };
+        unsafe { pack::pack::<I, NQ>(isa, &call.q, &q, call.scale, buffers.qt) };
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
         if let (Some(sinks), 0) = (call.terms.sinks, self.span.start) {
             let one = |i: usize| if sinks[rows.head[i]] == f32::NEG_INFINITY { 0.0 } else { 1.0 };

@@ -186,7 +186,9 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
 #[inline(always)]
 fn needs_copy(x: &Tensor<'_>, lanes: usize) -> bool {
     let features = x.shape()[3];
-    !x.is_dense() || !features.is_multiple_of(lanes) || x.scale_strides().is_some_and(|(_, per)| per < features)
+    !x.is_dense()
+        || !features.is_multiple_of(lanes)
+        || x.scale_strides().is_some_and(|(_, per)| per < features)
 }
 
 impl Few<'_> {

@@ -63,14 +63,13 @@ pub trait Stored: Copy + Default + Send + Sync + fmt::Debug + sealed::Sealed + L
     const DTYPE: DType;
     /// The exact value, of an `i8` without its scale.
     fn to_f32(self) -> f32;
+    /// The nearest value, ties to even, of an `i8` from -127 to 127. NaN stays NaN, and becomes 0 as an `i8`.
+    fn from_f32(x: f32) -> Self;
 }
 
 /// A type that Q, K, V and the output can have: `f32`, and `half`'s `f16` and `bf16`.
 #[allow(private_bounds)]
-pub trait Element: Stored + Store {
-    /// The nearest value, ties to even; NaN stays NaN.
-    fn from_f32(x: f32) -> Self;
-}
+pub trait Element: Stored + Store {}
 
 pub(crate) trait Load: Sized {
     /// Loads a vector.
@@ -94,14 +93,13 @@ impl Stored for f32 {
     fn to_f32(self) -> f32 {
         self
     }
-}
-
-impl Element for f32 {
     #[inline(always)]
     fn from_f32(x: f32) -> f32 {
         x
     }
 }
+
+impl Element for f32 {}
 
 impl Load for f32 {
     #[inline(always)]
@@ -125,14 +123,13 @@ impl Stored for f16 {
     fn to_f32(self) -> f32 {
         self.to_f32_const()
     }
-}
-
-impl Element for f16 {
     #[inline(always)]
     fn from_f32(x: f32) -> f16 {
         f16::from_f32_const(x)
     }
 }
+
+impl Element for f16 {}
 
 impl Load for f16 {
     #[inline(always)]
@@ -156,14 +153,13 @@ impl Stored for bf16 {
     fn to_f32(self) -> f32 {
         self.to_f32_const()
     }
-}
-
-impl Element for bf16 {
     #[inline(always)]
     fn from_f32(x: f32) -> bf16 {
         bf16::from_f32_const(x)
     }
 }
+
+impl Element for bf16 {}
 
 impl Load for bf16 {
     #[inline(always)]
@@ -186,6 +182,10 @@ impl Stored for i8 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from(self)
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> i8 {
+        x.round_ties_even().clamp(-127.0, 127.0) as i8
     }
 }
 

@@ -6,13 +6,13 @@
 
 use core::ops::Range;
 
+use crate::View;
 use crate::call::Call;
 use crate::element::Load;
 use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
 use crate::terms::Rows;
-use crate::View;
 
 /// What a block of mask and bias leaves visible.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -26,13 +26,7 @@ const WIDEST: usize = 16;
 
 /// The record of a row among those of its key/value head.
 #[inline(always)]
-pub(crate) fn place(
-    records: *mut f32,
-    call: &Call<'_>,
-    hk: usize,
-    head: usize,
-    token: usize,
-) -> *mut f32 {
+pub(crate) fn place(records: *mut f32, call: &Call<'_>, hk: usize, head: usize, token: usize) -> *mut f32 {
     let row = token * call.group + head - hk * call.group;
     records.wrapping_add(row * record(call.v.shape()[3]))
 }
@@ -155,11 +149,7 @@ unsafe fn put_features<T: Element>(row: *mut u8, stride: isize, dv: usize, featu
 }
 
 /// Head and token of the rows of some queries.
-pub(crate) fn rows(
-    call: &Call<'_>,
-    hk: usize,
-    tokens: Range<usize>,
-) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn rows(call: &Call<'_>, hk: usize, tokens: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let heads = hk * call.group..(hk + 1) * call.group;
     tokens.flat_map(move |token| heads.clone().map(move |head| (head, token)))
 }

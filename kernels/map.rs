@@ -38,7 +38,9 @@ impl Op for Map<'_, '_> {
             }
             for token in tokens.clone() {
                 // SAFETY: a row of this task, Lk long. What is visible is overwritten below.
-                unsafe { core::slice::from_raw_parts_mut(out.row(b, head, token).cast::<f32>(), lk).fill(empty) };
+                unsafe {
+                    core::slice::from_raw_parts_mut(out.row(b, head, token).cast::<f32>(), lk).fill(empty)
+                };
             }
         }
         let part = core::ptr::null_mut();
@@ -86,12 +88,7 @@ impl Op for Map<'_, '_> {
 /// # Safety
 /// As for [`source`].
 #[inline(always)]
-unsafe fn span<I: Isa>(
-    isa: I,
-    stack: &Stack<'_>,
-    keys: Range<usize>,
-    copy: Option<*mut f32>,
-) -> Span {
+unsafe fn span<I: Isa>(isa: I, stack: &Stack<'_>, keys: Range<usize>, copy: Option<*mut f32>) -> Span {
     // SAFETY: the caller's.
     let k = unsafe { source(isa, &stack.call.k, stack, &keys, copy) };
     Span { keys, k, v: k, ahead: [[Lines::NONE; 2]; 2] }
@@ -129,7 +126,8 @@ impl Stack<'_> {
             let rows = self.rows(block);
             let mut place = [core::ptr::null_mut(); MAX_ROWS];
             for (i, place) in place[..block.count].iter_mut().enumerate() {
-                *place = out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start * size_of::<f32>());
+                *place =
+                    out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start * size_of::<f32>());
             }
             let stride = size_of::<f32>() as isize;
             unpack::<I, f32, NQ>(isa, buffers.st, factor, &place, block.count, stride, seen.len());

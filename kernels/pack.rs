@@ -6,10 +6,10 @@
 
 use half::{bf16, f16};
 
+use crate::DType;
 use crate::element::{Element, Store, Stored};
 use crate::isa::Isa;
 use crate::tensor::Tensor;
-use crate::DType;
 
 /// The most rows a block of queries can have: `NQ * LANES` at any level.
 pub(crate) const MAX_ROWS: usize = 64;

@@ -26,6 +26,7 @@
 
 use core::ops::Range;
 
+use crate::DType;
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::isa::Isa;
 use crate::join;
@@ -34,9 +35,8 @@ use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
 use crate::split::Task;
-use crate::tile::Lines;
-use crate::DType;
 use crate::tensor::Tensor;
+use crate::tile::Lines;
 
 /// Keys in a block: see the bench `prefill` for what others cost.
 pub(crate) const KEYS: usize = 64;

@@ -6,13 +6,13 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::call::{expect, length};
+use crate::decode::decode;
 use crate::join;
+use crate::map::Map;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
-use crate::view::count;
-use crate::decode::decode;
-use crate::map::Map;
 use crate::prefill::Prefill;
+use crate::view::count;
 use crate::{Call, DType, Element, Error, Level, Scratch, Stage, ViewMut};
 
 /// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query

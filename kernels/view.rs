@@ -243,19 +243,11 @@ impl<'a, T> ViewMut<'a, T> {
     where
         T: Copy,
     {
-        let [b, h, axis, d] = self.shape;
-        if from.shape != self.shape {
-            return Err(Error::Shape { argument: "from", got: from.shape, expected: self.shape });
-        }
-        for b in 0..b {
-            let (got, expected) = (from.len(b), self.tokens.len(b, axis));
-            if got != expected {
-                return Err(Error::Tokens { argument: "from", b, got, expected });
-            }
-        }
+        self.expect_like(&from)?;
+        let [b, h, _, d] = self.shape;
         for (b, h) in (0..b).flat_map(|b| (0..h).map(move |h| (b, h))) {
             for token in 0..from.len(b) {
-                let to = self.ptr.wrapping_offset(self.tokens.offset(self.strides, b, h, token));
+                let to = self.row(b, h, token);
                 let by_d = self.strides[3];
                 let row = from.row(b, h, token);
                 // SAFETY: the elements of a row of each view; `self` is borrowed mutably, so they are apart.
@@ -271,6 +263,26 @@ impl<'a, T> ViewMut<'a, T> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a view of another shape or with other tokens.
+    pub(crate) fn expect_like<E>(&self, from: &View<'_, E>) -> Result<(), Error> {
+        let [batch, _, axis, _] = self.shape;
+        if from.shape != self.shape {
+            return Err(Error::Shape { argument: "from", got: from.shape, expected: self.shape });
+        }
+        for b in 0..batch {
+            let (got, expected) = (from.len(b), self.tokens.len(b, axis));
+            if got != expected {
+                return Err(Error::Tokens { argument: "from", b, got, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Pointer to the start of row `[b, h, token]`, which must be inside the shape.
+    pub(crate) fn row(&mut self, b: usize, h: usize, token: usize) -> *mut T {
+        self.ptr.wrapping_offset(self.tokens.offset(self.strides, b, h, token))
     }
 
     /// Starts of the sequences, if it is packed.

@@ -206,7 +206,12 @@ impl<'a> Attention<'a> {
     ///
     /// # Errors
     /// As [`Attention::run`].
-    pub fn plan<T: Element, C: Stored>(&self, q: View<'a, T>, k: View<'a, C>, v: View<'a, C>) -> Result<Plan, Error> {
+    pub fn plan<T: Element, C: Stored>(
+        &self,
+        q: View<'a, T>,
+        k: View<'a, C>,
+        v: View<'a, C>,
+    ) -> Result<Plan, Error> {
         Plan::new(&Call::new(q, k, v, &self.terms)?, self.resolve_level()?, self.threads)
     }
 

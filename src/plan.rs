@@ -8,7 +8,9 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use headwise_kernels::{Call, DType, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut};
+use headwise_kernels::{
+    Call, DType, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut,
+};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Which threads compute.

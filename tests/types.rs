@@ -46,8 +46,11 @@ fn every_pair_of_lengths<T: Half>() {
                 kv_lens: (turn % 6 == 5).then_some(&lens),
                 ..Terms::default()
             };
-            let (q, k, v) =
-                (fill::<T>(b * hq * lq * d, 1), fill::<T>(b * hk * lk * d, 2), fill::<T>(b * hk * lk * dv, 3));
+            let (q, k, v) = (
+                fill::<T>(b * hq * lq * d, 1),
+                fill::<T>(b * hk * lk * d, 2),
+                fill::<T>(b * hk * lk * dv, 3),
+            );
             let q = View::bhld(&q, [b, hq, lq, d]).unwrap();
             let k = View::blhd(&k, [b, lk, hk, d]).unwrap();
             let v = View::bhld(&v, [b, hk, lk, dv]).unwrap();

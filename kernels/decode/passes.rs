@@ -108,7 +108,11 @@ impl Few<'_> {
                 // SAFETY: the caller's; `CHUNK` is a multiple of the lanes.
                 unsafe {
                     let s = self.s.add(r * CHUNK + x);
-                    f32::store(isa, s, isa.mul_f32s(f32::load(isa, s), f32::load(isa, scales.as_ptr().add(x))));
+                    f32::store(
+                        isa,
+                        s,
+                        isa.mul_f32s(f32::load(isa, s), f32::load(isa, scales.as_ptr().add(x))),
+                    );
                 }
             }
         }
