@@ -9,6 +9,7 @@ use crate::isa::Isa;
 use crate::join::state;
 use crate::products::shift;
 use crate::tensor::Tensor;
+use crate::view::finite;
 use crate::{extra, terms};
 
 impl Few<'_> {
@@ -99,7 +100,7 @@ impl Few<'_> {
             let run = x.run(self.b, key).min(keys.len() - j);
             for (i, scale) in scales[j..j + run].iter_mut().enumerate() {
                 // SAFETY: a key inside the axis has a scale.
-                *scale = unsafe { *first.wrapping_offset(i as isize * stride) };
+                *scale = finite(unsafe { *first.wrapping_offset(i as isize * stride) });
             }
             j += run;
         }
