@@ -14,10 +14,13 @@ use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::join;
 use crate::pack::{self, MAX_ROWS, canonical, unpack};
-use crate::products::{Scores, Source, Values, divide, softmax};
+use crate::pairs;
+use crate::prefill::KEYS;
+use crate::products::{Scores, Source, Values, divide, scale, softmax};
 use crate::split::RowsMut;
 use crate::terms::{self, Rows};
 use crate::tile::{self, Feed, Lines};
+use crate::tiles::{self, Product};
 
 /// The stack of rows that a task works on.
 pub(crate) struct Stack<'a> {
@@ -32,6 +35,8 @@ pub(crate) struct Stack<'a> {
     pub span: Range<usize>,
     /// Where the records of the head's rows go, or null where the rows themselves are written.
     pub part: *mut f32,
+    /// The products run in tiles of bf16.
+    pub tiles: bool,
 }
 
 /// A block of query rows, at most as wide as the register tile.
@@ -216,8 +221,15 @@ impl Stack<'_> {
         for (i, q) in q[..NQ * I::F32_LANES].iter_mut().enumerate() {
             *q = call.q.row(self.b, rows.head[i], rows.token[i]);
         }
-        // SAFETY: rows of Q have D features at their stride.
-        unsafe { pack::pack::<I, NQ>(isa, &call.q, &q, call.scale, buffers.qt) };
+        // SAFETY: rows of Q; `qt` has room for them, or for pairs of their features.
+        unsafe {
+            if self.tiles {
+                let ([power, _], pairs) = (call.split_scale(), self.tile_sizes()[0] / 2);
+                pairs::pack::<I, NQ>(isa, &call.q, &q, power, buffers.qt, pairs);
+            } else {
+                pack::pack::<I, NQ>(isa, &call.q, &q, call.scale, buffers.qt);
+            }
+        }
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
         if let (Some(sinks), 0) = (call.terms.sinks, self.span.start) {
             let one = |i: usize| if sinks[rows.head[i]] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
@@ -259,8 +271,9 @@ impl Stack<'_> {
         }
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
-        let feed = Feed::new(span.ahead[0], n, call.q.shape()[3], MR);
-        let Buffers { qt, st, extra, .. } = buffers;
+        let mut feed = Feed::new(span.ahead[0], n, call.q.shape()[3], MR);
+        let Buffers { qt, extra, .. } = buffers;
+        let st = buffers.st.wrapping_add(self.first_score(&seen) * NQ);
         let terms = &call.terms;
 
         // SAFETY: `st` and `extra` have room for a block of keys, `qt` for D features; K is the caller's.
@@ -276,9 +289,15 @@ impl Stack<'_> {
                 added = Some(both);
             }
             let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
-            let mut scores = Scores { isa, n, d, k, qt, st, max, feed, added: added.as_ref() };
-            tile::cover::<MR>(n, &mut scores);
-            let max = scores.max;
+            let max = if self.tiles {
+                feed.all(isa);
+                self.tile_scores::<I, NQ>(span, &seen, buffers);
+                scale::<I, NQ>(isa, st, n, call.split_scale()[1])
+            } else {
+                let mut scores = Scores { isa, n, d, k, qt, st, max, feed, added: added.as_ref() };
+                tile::cover::<MR>(n, &mut scores);
+                scores.max
+            };
             let plus = added.as_ref().filter(|added| added.seen == Seen::Some);
             if !(edge || plus.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
                 return Some((seen, max, added));
@@ -324,14 +343,106 @@ impl Stack<'_> {
                 return;
             };
             let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
-            let correction = softmax(isa, buffers.st, seen.len(), max, ml);
+            let first = self.first_score(&seen);
+            let st = buffers.st.wrapping_add(first * NQ);
+            let correction = softmax(isa, st, seen.len(), max, ml);
             let fresh = core::mem::replace(&mut block.fresh, false);
             let v = span.v.skip(seen.start - span.keys.start);
-            let (st, ot) = (buffers.st, buffers.ot);
+            let ot = buffers.ot;
             let (n, dv, added) = (seen.len(), self.call.v.shape()[3], added.as_ref());
-            let feed = Feed::new(span.ahead[1], dv, n, MR);
+            let mut feed = Feed::new(span.ahead[1], dv, n, MR);
+            if self.tiles {
+                feed.all(isa);
+                self.tile_values::<I, NQ>(isa, span, first..first + n, buffers, correction, fresh);
+                return;
+            }
             let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
             tile::cover::<MR>(dv, &mut values);
+        }
+    }
+
+    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block, so
+    /// that the sums do not depend on which of them a block of rows sees.
+    #[inline(always)]
+    fn first_score(&self, seen: &Range<usize>) -> usize {
+        if self.tiles { seen.start % KEYS } else { 0 }
+    }
+
+    /// Features of a key and of a value, in whole tiles.
+    #[inline(always)]
+    pub fn tile_sizes(&self) -> [usize; 2] {
+        let (d, dv) = (self.call.q.shape()[3], self.call.v.shape()[3]);
+        [d.next_multiple_of(tiles::STEP).max(tiles::STEP), dv.next_multiple_of(tiles::SIDE)]
+    }
+
+    /// Scores of the block of keys, without the scale's fraction, for the rows up to the last one `seen`.
+    ///
+    /// # Safety
+    /// As for [`Stack::scores`], and the span's keys must have been copied for tiles.
+    #[inline(always)]
+    unsafe fn tile_scores<I: Isa, const NQ: usize>(
+        &self,
+        span: &Span,
+        seen: &Range<usize>,
+        buffers: Buffers<I::f32s>,
+    ) {
+        let (width, row) = (self.tile_sizes()[0], NQ * size_of::<I::f32s>());
+        let product = Product {
+            a: span.k.ptr.cast(),
+            a_row: width * size_of::<bf16>(),
+            b: buffers.qt.cast_const().cast(),
+            b_row: row,
+            c: buffers.st.cast(),
+            c_row: row,
+            rows: (self.first_score(seen) + seen.len()).div_ceil(tiles::SIDE),
+            columns: NQ * I::F32_LANES / tiles::SIDE,
+            steps: width / tiles::STEP,
+            add: false,
+        };
+        // SAFETY: the caller's.
+        unsafe { product.run() };
+    }
+
+    /// Adds the values of a block of keys by the weights in the rows `used` of `st`.
+    ///
+    /// # Safety
+    /// As for [`Stack::scores`], and the span's values must have been copied for tiles.
+    #[inline(always)]
+    unsafe fn tile_values<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        span: &Span,
+        used: Range<usize>,
+        buffers: Buffers<I::f32s>,
+        correction: [I::f32s; NQ],
+        fresh: bool,
+    ) {
+        let (height, row) = (self.tile_sizes()[1], NQ * size_of::<I::f32s>());
+        let steps = used.end.div_ceil(tiles::STEP);
+        // SAFETY: the caller's: `st` has room for a block of keys, `ot` for the features in whole tiles.
+        unsafe {
+            pairs::weights::<I, NQ>(isa, buffers.st, steps * tiles::STEP, used);
+            if !fresh {
+                for c in 0..height {
+                    for (x, correction) in correction.iter().enumerate() {
+                        let ot = &mut *buffers.ot.add(c * NQ + x);
+                        *ot = isa.mul_f32s(*ot, *correction);
+                    }
+                }
+            }
+            let product = Product {
+                a: span.v.ptr.cast(),
+                a_row: KEYS * size_of::<bf16>(),
+                b: buffers.st.cast_const().cast(),
+                b_row: row,
+                c: buffers.ot.cast(),
+                c_row: row,
+                rows: height / tiles::SIDE,
+                columns: NQ * I::F32_LANES / tiles::SIDE,
+                steps,
+                add: !fresh,
+            };
+            product.run();
         }
     }
 

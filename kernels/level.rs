@@ -5,8 +5,8 @@ use core::str::FromStr;
 
 use pulp::NullaryFnOnce;
 
-use crate::Error;
 use crate::isa::Isa;
+use crate::{Error, tiles};
 
 /// An instruction set that the kernels are compiled for. The kernels behind all levels compute the same
 /// formula; they differ in rounding only.
@@ -21,11 +21,14 @@ pub enum Level {
     Avx512,
     /// AArch64 with NEON: 4 lanes, 32 registers.
     Neon,
+    /// x86-64 with AVX-512 and AMX, on Linux. Where Q, K and V are bf16 and query rows many the products run
+    /// in tiles, for which the weights are rounded to bf16; all else is [`Level::Avx512`].
+    Amx,
 }
 
 impl Level {
     /// Every level, whether this processor has it or not.
-    pub const ALL: [Level; 4] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon];
+    pub const ALL: [Level; 5] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon, Level::Amx];
 
     /// The best level of this processor.
     pub fn detect() -> Self {
@@ -48,13 +51,14 @@ impl Level {
         self.dispatch(Nothing).is_ok()
     }
 
-    /// `scalar`, `avx2`, `avx512` or `neon`: the name in options, logs and tables.
+    /// `scalar`, `avx2`, `avx512`, `neon` or `amx`: the name in options, logs and tables.
     pub fn name(self) -> &'static str {
         match self {
             Level::Scalar => "scalar",
             Level::Avx2 => "avx2",
             Level::Avx512 => "avx512",
             Level::Neon => "neon",
+            Level::Amx => "amx",
         }
     }
 
@@ -111,7 +115,9 @@ impl Level {
                 Ok(isa.vectorize(Run::<_, _, 2, 6>(isa, op)))
             }
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
+            Level::Amx if !tiles::available() => Err(unavailable),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Amx => {
                 let isa = pulp::x86::V4::try_new().ok_or(unavailable)?;
                 // 24 accumulators, 4 query vectors: 10 loads a step. 2x12 takes 14, and is 3 % slower.
                 Ok(isa.vectorize(Run::<_, _, 4, 6>(isa, op)))

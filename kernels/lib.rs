@@ -22,6 +22,7 @@
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
 //! | `tile.rs` | the register tile: the inner loop of both products |
+//! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles, and what they read |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
 //! | `exp.rs` | exp and tanh |
@@ -42,6 +43,7 @@ mod level;
 mod map;
 mod measure;
 mod pack;
+mod pairs;
 mod prefill;
 mod products;
 mod scratch;
@@ -49,6 +51,7 @@ mod split;
 mod tensor;
 mod terms;
 mod tile;
+mod tiles;
 mod view;
 
 pub use call::{Call, Position, Stage, Terms};

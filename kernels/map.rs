@@ -44,7 +44,7 @@ impl Op for Map<'_, '_> {
             }
         }
         let part = core::ptr::null_mut();
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span: 0..lk, part };
+        let stack = Stack { call, b, hk, heads, token: tokens.start, span: 0..lk, part, tiles: false };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);

@@ -37,6 +37,7 @@ use crate::scratch::Scratch;
 use crate::split::Task;
 use crate::tensor::Tensor;
 use crate::tile::Lines;
+use crate::{pairs, tiles};
 
 /// Keys in a block: see the bench `prefill` for what others cost.
 pub(crate) const KEYS: usize = 64;
@@ -54,6 +55,8 @@ const QUERY_SCRATCH: usize = 128 << 10;
 /// Computes the rows of a task.
 pub(crate) struct Prefill<'t, 'a> {
     pub task: Task<'a>,
+    /// The products run in tiles of bf16, where the level has them.
+    pub tiles: bool,
     pub scratch: &'t mut Scratch,
 }
 
@@ -76,28 +79,36 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part };
+        let tiles = self.tiles;
+        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part, tiles };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;
         let fitting = QUERY_SCRATCH / ((d + dv).max(1) * width);
         let blocks = (ROWS / width).min(fitting).min(rows.div_ceil(width)).max(1);
         let (copy_k, copy_v) = (needs_copy(&call.k, blocks), needs_copy(&call.v, blocks));
+        // In tiles two bf16 take the place of an f32, but rows are whole tiles.
+        let [in_tile, out_tile] = stack.tile_sizes();
+        let (q_rows, o_rows) = if tiles { (in_tile / 2, out_tile) } else { (d, dv) };
         let [qt, ot, ml, st, extra, kc, vc] = Scratch::take(
             memory,
             [
-                blocks * d * width,
-                blocks * dv * width,
+                blocks * q_rows * width,
+                blocks * o_rows * width,
                 blocks * 2 * width,
                 KEYS * width,
                 if call.is_masked() { KEYS * width } else { 0 },
-                KEYS * d,
-                KEYS * dv,
+                if tiles { KEYS * in_tile / 2 } else { KEYS * d },
+                if tiles { KEYS * out_tile / 2 } else { KEYS * dv },
             ],
         );
+        if tiles {
+            // SAFETY: only a level that has them asks for them.
+            unsafe { tiles::begin() };
+        }
         let mut buffers = |block: usize| Buffers::<I::f32s> {
-            qt: qt.as_mut_ptr().wrapping_add(block * d * width).cast(),
-            ot: ot.as_mut_ptr().wrapping_add(block * dv * width).cast(),
+            qt: qt.as_mut_ptr().wrapping_add(block * q_rows * width).cast(),
+            ot: ot.as_mut_ptr().wrapping_add(block * o_rows * width).cast(),
             ml: ml.as_mut_ptr().wrapping_add(block * 2 * width).cast(),
             st: st.as_mut_ptr().cast(),
             extra: extra.as_mut_ptr().cast(),
@@ -125,13 +136,27 @@ impl Op for Prefill<'_, '_> {
                     stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
                 }
                 for keys in key_blocks(visible.clone()) {
-                    let k = source(isa, &call.k, &stack, &keys, copy_k.then_some(kc.as_mut_ptr()));
-                    let v = source(isa, &call.v, &stack, &keys, (copy_v || again).then_some(vc.as_mut_ptr()));
-                    if again {
-                        for key in keys.clone().filter(|&key| !stack.sees(first, key)) {
-                            vc[(key - keys.start) * dv..][..dv].fill(0.0);
+                    let [k, v] = if tiles {
+                        let (start, head, mut shown) = (keys.start / KEYS * KEYS, [b, hk], u64::MAX);
+                        if again {
+                            let sees = |bits, key| bits | u64::from(stack.sees(first, key)) << (key - start);
+                            shown = keys.clone().fold(0, sees);
                         }
-                    }
+                        let (to_k, to_v) = (kc.as_mut_ptr(), vc.as_mut_ptr());
+                        pairs::keys(&call.k, head, &keys, in_tile, to_k.cast());
+                        pairs::values(isa, &call.v, head, &keys, out_tile, shown, to_v.cast());
+                        // Rows that `Source::skip` does not move: tiles take whole blocks.
+                        [to_k, to_v].map(|ptr| Source { ptr: ptr.cast_const(), row: 0 })
+                    } else {
+                        let to_v = (copy_v || again).then_some(vc.as_mut_ptr());
+                        let v = source(isa, &call.v, &stack, &keys, to_v);
+                        if again {
+                            for key in keys.clone().filter(|&key| !stack.sees(first, key)) {
+                                vc[(key - keys.start) * dv..][..dv].fill(0.0);
+                            }
+                        }
+                        [source(isa, &call.k, &stack, &keys, copy_k.then_some(kc.as_mut_ptr())), v]
+                    };
                     // The first block of rows finds K and V far away and asks for what comes next; in the
                     // last step each block asks for the rows it will write and for queries of the next task.
                     let last = keys.end == visible.end;
@@ -177,6 +202,10 @@ impl Op for Prefill<'_, '_> {
                     );
                 }
             }
+        }
+        if tiles {
+            // SAFETY: as above.
+            unsafe { tiles::end() };
         }
     }
 }

@@ -96,6 +96,29 @@ impl<I: Isa, const NQ: usize> Tile for Values<'_, I, NQ> {
     }
 }
 
+/// Multiplies scores by a factor and returns the largest of each lane.
+///
+/// # Safety
+/// `st` must hold `n * NQ` vectors.
+#[inline(always)]
+pub(crate) unsafe fn scale<I: Isa, const NQ: usize>(
+    isa: I,
+    st: *mut I::f32s,
+    n: usize,
+    factor: f32,
+) -> [I::f32s; NQ] {
+    let (factor, mut max) = (isa.splat_f32s(factor), [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
+    for j in 0..n {
+        for (x, max) in max.iter_mut().enumerate() {
+            // SAFETY: the caller's.
+            let st = unsafe { &mut *st.add(j * NQ + x) };
+            *st = isa.mul_f32s(*st, factor);
+            *max = isa.max_f32s(*st, *max);
+        }
+    }
+    max
+}
+
 /// Turns scores into weights relative to the new maximum, in place; adds them to the sums; returns the factor
 /// for what was accumulated under the old maximum.
 ///

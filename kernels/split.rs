@@ -351,7 +351,10 @@ impl Tasks<'_> {
             task.tokens = 0..call.q.len(b);
         }
         let run = |task: Task<'_>, scratch: &mut Scratch| match kernel {
-            Kernel::Prefill => level.dispatch(Prefill { task, scratch }),
+            Kernel::Prefill => {
+                let tiles = level == Level::Amx && call.is_bf16();
+                level.dispatch(Prefill { task, tiles, scratch })
+            }
             Kernel::Decode => decode(task, level, scratch),
         };
         let over = |span: usize, part: *mut f32| {

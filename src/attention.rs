@@ -29,7 +29,20 @@ use crate::plan::{Plan, Threads};
 pub struct Attention<'a> {
     terms: Terms<'a>,
     level: Option<Level>,
+    precision: Precision,
     threads: Threads,
+}
+
+/// How bf16 inputs are multiplied. Everything is summed in f32 either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// As fast as the processor can: in prefill at [`Level::Amx`] the softmax weights are rounded to bf16 for the
+    /// product with V, which makes errors of up to 2 units in the last place of a bf16 output.
+    #[default]
+    Fast,
+    /// In f32: half a unit in the last place. For all other types, and at all other levels, there is no
+    /// difference.
+    Exact,
 }
 
 impl<'a> Attention<'a> {
@@ -131,6 +144,12 @@ impl<'a> Attention<'a> {
         self
     }
 
+    /// How bf16 inputs are multiplied; by default [`Precision::Fast`].
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
     /// Computes on the calling thread alone. Without it the current rayon pool is used (the global one, or
     /// the one whose `install` the call runs in); the result is the same to the bit.
     pub fn sequential(mut self) -> Self {
@@ -199,7 +218,8 @@ impl<'a> Attention<'a> {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let call = Call::new(q, k, k.first_features(0), &self.terms)?;
-        Plan::new(&call, self.resolve_level()?, self.threads)?.run_scores(&call, stage, heads, queries, out)
+        Plan::new(&call, self.resolve_level(&call)?, self.threads)?
+            .run_scores(&call, stage, heads, queries, out)
     }
 
     /// What [`Attention::run`] would do with these arguments: the kernel, the tile, the split of the work.
@@ -212,7 +232,8 @@ impl<'a> Attention<'a> {
         k: View<'a, C>,
         v: View<'a, C>,
     ) -> Result<Plan, Error> {
-        Plan::new(&Call::new(q, k, v, &self.terms)?, self.resolve_level()?, self.threads)
+        let call = Call::new(q, k, v, &self.terms)?;
+        Plan::new(&call, self.resolve_level(&call)?, self.threads)
     }
 
     fn compute<T: Element, C: Stored>(
@@ -224,14 +245,15 @@ impl<'a> Attention<'a> {
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
         let call = Call::new(q, k, v, &self.terms)?;
-        let level = self.resolve_level()?;
+        let level = self.resolve_level(&call)?;
         if lse.is_none() && out.shape() == call.out_shape() && out.shape().contains(&0) {
             return Ok(()); // nothing to write, however much there would be to compute
         }
         Plan::new(&call, level, self.threads)?.run(&call, out, lse)
     }
 
-    fn resolve_level(&self) -> Result<Level, Error> {
+    /// The level, if this processor has it. What tiles are of no use for is computed without.
+    fn resolve_level(&self, call: &Call<'_>) -> Result<Level, Error> {
         static FROM_ENVIRONMENT: OnceLock<Result<Level, Error>> = OnceLock::new();
         let level = match self.level {
             Some(level) => level,
@@ -242,7 +264,11 @@ impl<'a> Attention<'a> {
                 })
                 .clone()?,
         };
-        if level.is_available() { Ok(level) } else { Err(Error::LevelUnavailable { level }) }
+        if !level.is_available() {
+            return Err(Error::LevelUnavailable { level });
+        }
+        let in_tiles = call.is_bf16() && self.precision == Precision::Fast;
+        Ok(if level == Level::Amx && !in_tiles { Level::Avx512 } else { level })
     }
 }
 

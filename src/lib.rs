@@ -65,7 +65,7 @@ pub mod reference;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use attention::{Attention, alibi_slopes};
+pub use attention::{Attention, Precision, alibi_slopes};
 pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
 pub use headwise_kernels::{DType, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
 pub use merge::{Partial, merge};

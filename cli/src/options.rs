@@ -19,7 +19,7 @@ pub(crate) struct Options {
     pub position: Position,
     pub threads: Option<usize>,
     pub level: Option<String>,
-    pub precision: Precision,
+    pub precision: Option<Precision>,
     pub lse: bool,
     pub scores: Option<Stage>,
     pub stats: bool,
@@ -56,12 +56,20 @@ impl Default for Position {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Precision {
-    #[default]
     Exact,
     Fast,
+}
+
+impl From<Precision> for headwise::Precision {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::Exact => Self::Exact,
+            Precision::Fast => Self::Fast,
+        }
+    }
 }
 
 /// Which matrix of scores is asked for.

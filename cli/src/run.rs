@@ -190,7 +190,7 @@ fn answer(input: &[u8], options: Option<&str>) -> Result<Answer, RunError> {
 
 /// The answer, where Q, K and V are of type `T`.
 fn answer_as<T: Float>(file: usize, inputs: &Inputs, options: &Options) -> Result<Answer, RunError> {
-    if options.precision == Precision::Fast && T::DTYPE != DType::Bf16 {
+    if options.precision == Some(Precision::Fast) && T::DTYPE != DType::Bf16 {
         return Err(RunError::Options("precision: \"fast\" is for BF16 tensors".into()));
     }
     let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| view::<T>(tensor, options.layout));
@@ -288,6 +288,9 @@ impl<T: Float> Problem<'_, T> {
 
     fn by_kernel(&self, options: &Options) -> Result<Computed, RunError> {
         let mut attention = Attention::with_terms(self.terms);
+        if let Some(precision) = options.precision {
+            attention = attention.precision(precision.into());
+        }
         if let Some(level) = options.level()? {
             attention = attention.level(level);
         }

@@ -5,14 +5,14 @@ use headwise::{DType, Element, Stored, View};
 
 use super::{Case, Typed, Values};
 
-/// What each row's output and LSE may differ by, but for the rounding of the output; `None` where f32 may
-/// overflow on the way.
+/// What each row's output and LSE may differ by, but for the rounding of the output, and its largest value;
+/// `None` where f32 may overflow on the way.
 ///
 /// A score is off by rounding in proportion to the sum of |q||k|; a weight, relatively, by twice that.
 pub(super) struct Limits<'a>(pub &'a Case, pub &'a Reference);
 
 impl Typed for Limits<'_> {
-    type Output = Vec<Option<[f64; 2]>>;
+    type Output = Vec<Option<[f64; 3]>>;
 
     fn call<T: Element, C: Stored>(self, q: View<'_, T>, k: View<'_, C>, v: View<'_, C>) -> Self::Output {
         let Self(case, reference) = self;
@@ -57,7 +57,7 @@ impl Typed for Limits<'_> {
             let out = gate * value * (2.0 * score + 1e-6 + EPS * (lk as f64).sqrt());
             let out = if budgeted { out.min(gate * BUDGET) } else { out };
             let lse = 2.0 * score + 1e-6 + EPS * ((lk as f64).sqrt() + 2.0 * reference.lse[row].abs());
-            (score < 0.25).then_some([out, lse])
+            (score < 0.25).then_some([out, lse, gate * value])
         };
         (0..reference.lse.len()).map(row).collect()
     }
