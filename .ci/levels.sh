@@ -15,6 +15,7 @@ has() {
 native=(scalar)
 if has avx2 fma bmi1 bmi2 abm; then native+=(avx2); fi
 if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl; then native+=(avx512); fi
+if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl amx_tile amx_bf16; then native+=(amx); fi
 best=${native[-1]}
 
 # `--workspace`, as in test.sh: the same features, so the same build.

@@ -37,7 +37,8 @@ pub struct Attention<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// As fast as the processor can: in prefill at [`Level::Amx`] the softmax weights are rounded to bf16 for the
-    /// product with V, which makes errors of up to 2 units in the last place of a bf16 output.
+    /// product with V, which makes errors of up to 2 units in the last place of the largest outputs, and
+    /// subnormal inputs count as 0.
     #[default]
     Fast,
     /// In f32: half a unit in the last place. For all other types, and at all other levels, there is no
