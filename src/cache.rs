@@ -71,7 +71,7 @@ pub enum WhenFull {
 ///
 /// ```
 /// use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
-/// let mut cache = KvCache::new(CacheShape { batch: 1, heads: 1, capacity: 8, d: 1, dv: 1 })?;
+/// let mut cache = KvCache::<f32>::new(CacheShape { batch: 1, heads: 1, capacity: 8, d: 1, dv: 1 })?;
 /// for step in 0..3 {
 ///     let (k, v) = ([0.0], [step as f32]);
 ///     cache.append(View::bhld(&k, [1, 1, 1, 1])?, View::bhld(&v, [1, 1, 1, 1])?)?;
@@ -118,6 +118,11 @@ impl<C: Stored> KvCache<C> {
     /// As [`KvCache::with`], of an `i8` cache with a scale for each `group` features of a token and head (0 as
     /// 1): nearer to what was appended, but for other groups than whole heads decoding is slower. Other types
     /// have no scales.
+    ///
+    /// What it costs in exactness, the largest error of attention: 1.2e-2 in the first layer of all-MiniLM-L6-v2
+    /// (values up to 3.3) with whole heads, and no less with groups of 16 or 8, as it is the values that err; where
+    /// one feature of the keys is 20 times the others (values up to 1) 6.2e-3 with whole heads of 64, 3.5e-3 with
+    /// groups of 32, 3.1e-3 with groups of 16.
     ///
     /// # Errors
     /// As [`KvCache::new`].

@@ -7,8 +7,8 @@
 //! report: medians over the rounds of medians over the calls
 //! ```
 //!
-//! - Peak: multiply-adds in registers for 0.3 ms on all of the job's threads, at the clock that the job runs
-//!   at. `peak_percent` is of the mean of the two, round by round.
+//! - Peak: f32 multiply-adds in registers for 0.3 ms on all of the job's threads, at the clock that the job runs
+//!   at; products in tiles (level `amx`) can exceed it. `peak_percent` is of the mean of the two, round by round.
 //! - Reads, for shapes with few queries: K and V from end to end by as many threads, over and over as the
 //!   calls do, with and without prefetching. `read_percent` is of the faster way, round by round.
 //! - Inputs, output and the baseline's scores lie on large pages where the system has them.

@@ -49,7 +49,7 @@ struct Summary {
     /// Of the best level.
     fma_gflops: Rates,
     level_fma_gflops: BTreeMap<&'static str, Rates>,
-    /// No kernel uses bf16 arithmetic yet.
+    /// Not measured: tiles could do ten times what the softmax between the products lets any kernel reach.
     bf16_gflops: Option<Rates>,
     read_gbps: Rates,
 }
