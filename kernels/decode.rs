@@ -266,18 +266,17 @@ impl Few<'_> {
     ) -> Pointers {
         let (features, n) = (x.shape()[3], keys.len());
         let mut pointers = [core::ptr::null(); CHUNK];
-        for j in 0..n {
+        for (j, pointer) in pointers[..n].iter_mut().enumerate() {
             let to = to.wrapping_add(j * width);
             // SAFETY: the caller's.
             unsafe {
                 pack::copy(isa, x, [self.b, hk, keys.start + j], 1, to);
                 core::slice::from_raw_parts_mut(to.add(features), width - features).fill(0.0);
             }
-            pointers[j] = to.cast_const().cast();
+            *pointer = to.cast_const().cast();
         }
-        for j in n..n.next_multiple_of(4) {
-            pointers[j] = pointers[n - 1];
-        }
+        let last = pointers[n - 1];
+        pointers[n..n.next_multiple_of(4)].fill(last);
         pointers
     }
 }

@@ -233,7 +233,7 @@ fn errors_of_integers() {
     // Keys with one feature 20 times as large as the others, as some models have them.
     let (l, d) = (256, 64);
     let (q, mut k, v) = (fill(l * d, 1), fill(l * d, 2), fill(l * d, 3));
-    k.iter_mut().skip(7).step_by(d).for_each(|x| *x = 20.0 + *x);
+    k.iter_mut().skip(7).step_by(d).for_each(|x| *x += 20.0);
     let shape = [1, 1, l, d];
     let [q, k, v] = [&q, &k, &v].map(|data| View::bhld(data, shape).unwrap());
     let outliers = [usize::MAX, 32, 16].map(|group| error_of(q, k, v, &[l], group));

@@ -320,7 +320,7 @@ impl Few<'_> {
                 if let Some(ahead) = ahead {
                     for x in 0..W {
                         let byte = (c + x * I::F32_LANES) * size_of::<f32>();
-                        if byte % 64 == 0 && byte < self.bytes[0] {
+                        if byte.is_multiple_of(64) && byte < self.bytes[0] {
                             isa.prefetch(ahead[j].wrapping_add(byte));
                         }
                     }
