@@ -23,6 +23,8 @@
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
 //! | `exp.rs` | exp and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
+//! | `project.rs` | projections: inputs times weights packed once |
+//! | `rows.rs` | norms and rotary positions of rows |
 //! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
 
 mod block;
@@ -40,6 +42,8 @@ mod measure;
 mod pack;
 mod prefill;
 mod products;
+mod project;
+mod rows;
 mod scratch;
 mod split;
 mod terms;
@@ -51,6 +55,8 @@ pub use element::Element;
 pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
+pub use project::{Activation, Projection, Projections, Then, WeightLayout, Weights};
+pub use rows::{Centre, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
 pub use view::{View, ViewMut};
