@@ -38,15 +38,21 @@
 //! | `rotary.rs` | rotary positions |
 //! | `norm.rs` | LayerNorm and RMSNorm |
 //! | `block.rs` | the layer with its residual and norm |
+//! | `prune.rs` | the layer without some of its heads |
 //! | `cost.rs` | what a layer costs: parameters, operations, memory |
+//! | `torch.rs` | `nn.MultiheadAttention`: its masks, slots and orders |
+//! | `reference.rs` | the layer in f64, the arbiter of its tests |
 
 mod block;
 mod cost;
 mod heads;
 mod linear;
 mod norm;
+mod prune;
+pub mod reference;
 mod rotary;
 mod tokens;
+pub mod torch;
 
 pub use block::{AttentionBlock, NormOrder};
 pub use cost::{Cost, CostShape};

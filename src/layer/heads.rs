@@ -52,15 +52,19 @@ impl MultiHeadConfig {
 /// Multi-head attention with its projections: see the [module](super).
 #[derive(Debug, Clone)]
 pub struct MultiHead {
-    config: MultiHeadConfig,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
+    pub(super) config: MultiHeadConfig,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) out: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
     rotary: Option<Rotary>,
     scale: Option<f32>,
+    /// The query heads that are left, by their numbers in the layer as it was made.
+    pub(super) kept: Vec<usize>,
+    /// Query heads of the layer as it was made.
+    pub(super) made_with: usize,
 }
 
 impl MultiHead {
@@ -90,7 +94,9 @@ impl MultiHead {
                 return Err(Error::Shape { argument, got, expected });
             }
         }
-        Ok(Self { config, q, k, v, out, q_norm: None, k_norm: None, rotary: None, scale: None })
+        let (kept, made_with) = ((0..heads).collect(), heads);
+        let (q_norm, k_norm, rotary, scale) = (None, None, None, None);
+        Ok(Self { config, q, k, v, out, q_norm, k_norm, rotary, scale, kept, made_with })
     }
 
     /// Norms of queries and keys before they turn: over the features of a head (`d_k` of them, as in Qwen 3) or
