@@ -34,8 +34,11 @@ const STEPS: usize = 256;
 /// Rows of a task.
 const ROWS: usize = 192;
 
-/// How far ahead weights are asked for, in f32: 8 KiB.
-const AHEAD: usize = 2048;
+/// Steps of a tile after which to ask for more weights.
+const PACE: usize = 4;
+
+/// Floats of a cache line.
+const LINE: usize = 64 / size_of::<f32>();
 
 /// What is done with a projection's result.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -227,6 +230,34 @@ impl Op for Task<'_, '_> {
     }
 }
 
+/// Asks for the weights that come next in memory, for the second-level cache, evenly while all tiles of some
+/// rows run over those before: what comes from memory comes while there is something to compute.
+struct Ahead {
+    at: *const f32,
+    left: usize,
+    pace: usize,
+}
+
+impl Ahead {
+    /// The share of tile `tile` of `tiles` in the `steps` vectors of weights at `next`.
+    #[inline(always)]
+    fn new(next: *const f32, steps: usize, tile: usize, tiles: usize) -> Self {
+        let lines = steps * PANEL / LINE;
+        let (start, end) = (tile * lines / tiles, (tile + 1) * lines / tiles);
+        let left = end - start;
+        Self { at: next.wrapping_add(start * LINE), left, pace: left.div_ceil((steps / PACE).max(1)) }
+    }
+
+    #[inline(always)]
+    fn step<I: Isa>(&mut self, isa: I) {
+        for _ in 0..self.pace.min(self.left) {
+            isa.prefetch(self.at);
+            self.at = self.at.wrapping_add(LINE);
+            self.left -= 1;
+        }
+    }
+}
+
 /// Some rows times some inputs of one panel.
 #[derive(Clone, Copy)]
 struct Part<I> {
@@ -260,39 +291,34 @@ impl<I: Isa> Part<I> {
                 base: self.base.map(|base| base.wrapping_add(start * self.out_row)),
                 ..self
             };
-            let fetch = tile == 0;
+            let mut ahead = Ahead::new(self.w.wrapping_add(self.steps * PANEL), self.steps, tile, tiles);
             // SAFETY: the caller's.
             unsafe {
                 match end - start {
-                    1 if NQ * I::F32_LANES < PANEL => part.tile::<8, 1>(fetch),
-                    1 => part.tile::<NQ, 1>(fetch),
-                    2 => part.tile::<NQ, 2>(fetch),
-                    3 => part.tile::<NQ, 3>(fetch),
-                    4 => part.tile::<NQ, 4>(fetch),
-                    5 => part.tile::<NQ, 5>(fetch),
-                    _ => part.tile::<NQ, 6>(fetch),
+                    1 if NQ * I::F32_LANES < PANEL => part.tile::<8, 1>(&mut ahead),
+                    1 => part.tile::<NQ, 1>(&mut ahead),
+                    2 => part.tile::<NQ, 2>(&mut ahead),
+                    3 => part.tile::<NQ, 3>(&mut ahead),
+                    4 => part.tile::<NQ, 4>(&mut ahead),
+                    5 => part.tile::<NQ, 5>(&mut ahead),
+                    _ => part.tile::<NQ, 6>(&mut ahead),
                 }
             }
         }
     }
 
-    /// `M` rows times the panel, `NQ` vectors at a time. `fetch` asks for what lies ahead in the panel.
+    /// `M` rows times the panel, `NQ` vectors at a time.
     ///
     /// # Safety
     /// `M` rows of `steps` elements at `x`, `steps * 64` at `w`, and `M` rows of `columns` at `out`, at `base`
     /// and at `bias`.
     #[inline(always)]
-    unsafe fn tile<const NQ: usize, const M: usize>(&self, fetch: bool) {
+    unsafe fn tile<const NQ: usize, const M: usize>(&self, ahead: &mut Ahead) {
         let wide = NQ * I::F32_LANES;
         for column in (0..self.columns).step_by(wide) {
             // SAFETY: the caller's.
             unsafe {
-                let w = self.w.wrapping_add(column);
-                let acc = if fetch && column == 0 {
-                    self.product::<NQ, M, true>(w)
-                } else {
-                    self.product::<NQ, M, false>(w)
-                };
+                let acc = self.product::<NQ, M>(self.w.wrapping_add(column), ahead);
                 for (m, acc) in acc.into_iter().enumerate() {
                     self.finish(m, column, acc);
                 }
@@ -305,31 +331,32 @@ impl<I: Isa> Part<I> {
     /// # Safety
     /// As [`Part::tile`].
     #[inline(always)]
-    unsafe fn product<const NQ: usize, const M: usize, const FETCH: bool>(
+    unsafe fn product<const NQ: usize, const M: usize>(
         &self,
         w: *const f32,
+        ahead: &mut Ahead,
     ) -> [[I::f32s; NQ]; M] {
         let isa = self.isa;
         let mut acc = [[isa.splat_f32s(0.0); NQ]; M];
         let (mut x, mut w) = (self.x, w);
-        for _ in 0..self.steps {
-            if FETCH {
-                for line in 0..PANEL / 16 {
-                    isa.prefetch(w.wrapping_add(AHEAD + line * 16));
-                }
-            }
-            // SAFETY: the caller's.
-            unsafe {
-                let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
-                    for (acc, vector) in acc.iter_mut().zip(vectors) {
-                        *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
+        let mut left = self.steps;
+        while left > 0 {
+            ahead.step(isa);
+            for _ in 0..left.min(PACE) {
+                // SAFETY: the caller's.
+                unsafe {
+                    let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
+                    for (m, acc) in acc.iter_mut().enumerate() {
+                        let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
+                        for (acc, vector) in acc.iter_mut().zip(vectors) {
+                            *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
+                        }
                     }
                 }
+                x = x.wrapping_add(1);
+                w = w.wrapping_add(PANEL);
             }
-            x = x.wrapping_add(1);
-            w = w.wrapping_add(PANEL);
+            left = left.saturating_sub(PACE);
         }
         acc
     }

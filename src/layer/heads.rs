@@ -222,11 +222,15 @@ impl MultiHead {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, .. } = self.config;
+        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } = self.config;
         let on = attention.runs_on();
         x.check("x", d_model)?;
         keys.check("keys", key_width)?;
         values.check("values", value_width)?;
+        if x.rows().checked_mul(d_out) != Some(out.len()) {
+            let expected = x.rows().saturating_mul(d_out);
+            return Err(Error::Length { argument: "out", got: out.len(), expected });
+        }
         if cache.as_ref().is_some_and(|cache| cache.lens().len() != x.batch()) {
             let (got, expected) = (x.batch(), cache.map_or(0, |cache| cache.lens().len()));
             return Err(Error::Length { argument: "x", got, expected });
@@ -287,9 +291,8 @@ impl MultiHead {
             (resolve_level(on.level)?, x.len().checked_div(tokens.rows()).unwrap_or(0), self.config.d_k);
         let threads = plan::threads_for(on.threads, x.len().saturating_mul(8));
         plan::share_rows(threads, x, width, |row, rows| {
-            let mut far = Vec::new();
             for (i, x) in rows.chunks_exact_mut(width.max(1)).enumerate() {
-                rotary.rotate_at(level, x, d, tokens.position(row + i, &first), &mut far)?;
+                rotary.rotate_at(level, x, d, tokens.position(row + i, &first))?;
             }
             Ok(())
         })
