@@ -318,8 +318,8 @@ impl<I: Isa> Part<I> {
         for column in (0..self.columns).step_by(wide) {
             // SAFETY: the caller's.
             unsafe {
-                let acc = self.product::<NQ, M>(self.w.wrapping_add(column), ahead);
-                for (m, acc) in acc.into_iter().enumerate() {
+                let mut acc = self.product::<NQ, M>(self.w.wrapping_add(column), ahead);
+                for (m, acc) in acc.iter_mut().enumerate() {
                     self.finish(m, column, acc);
                 }
             }
@@ -339,24 +339,32 @@ impl<I: Isa> Part<I> {
         let isa = self.isa;
         let mut acc = [[isa.splat_f32s(0.0); NQ]; M];
         let (mut x, mut w) = (self.x, w);
-        let mut left = self.steps;
-        while left > 0 {
-            ahead.step(isa);
-            for _ in 0..left.min(PACE) {
-                // SAFETY: the caller's.
-                unsafe {
-                    let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
-                    for (m, acc) in acc.iter_mut().enumerate() {
-                        let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
-                        for (acc, vector) in acc.iter_mut().zip(vectors) {
-                            *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
-                        }
+        let mut step = |acc: &mut [[I::f32s; NQ]; M]| {
+            // SAFETY: the caller's.
+            unsafe {
+                let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
+                for (m, acc) in acc.iter_mut().enumerate() {
+                    let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
+                    for (acc, vector) in acc.iter_mut().zip(vectors) {
+                        *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
                     }
                 }
-                x = x.wrapping_add(1);
-                w = w.wrapping_add(PANEL);
             }
-            left = left.saturating_sub(PACE);
+            x = x.wrapping_add(1);
+            w = w.wrapping_add(PANEL);
+        };
+        let next = self.x.wrapping_add(M * self.x_row);
+        for block in 0..self.steps / PACE {
+            ahead.step(isa);
+            for m in (block % PACE * 2..M).take(2) {
+                isa.prefetch_near(next.wrapping_add(m * self.x_row + block * PACE));
+            }
+            for _ in 0..PACE {
+                step(&mut acc);
+            }
+        }
+        for _ in 0..self.steps % PACE {
+            step(&mut acc);
         }
         acc
     }
@@ -366,27 +374,26 @@ impl<I: Isa> Part<I> {
     /// # Safety
     /// As [`Part::tile`].
     #[inline(always)]
-    unsafe fn finish<const NQ: usize>(&self, m: usize, column: usize, acc: [I::f32s; NQ]) {
+    unsafe fn finish<const NQ: usize>(&self, m: usize, column: usize, acc: &mut [I::f32s; NQ]) {
         let (isa, lanes) = (self.isa, I::F32_LANES);
-        for (n, mut y) in acc.into_iter().enumerate() {
+        let at = m * self.out_row + column;
+        let whole = column + NQ * lanes <= self.columns;
+        for (n, acc) in acc.iter_mut().enumerate() {
             let column = column + n * lanes;
-            if column >= self.columns {
-                break;
-            }
-            let some = lanes.min(self.columns - column);
-            let at = m * self.out_row + column;
+            let some = if whole { lanes } else { lanes.min(self.columns.saturating_sub(column)) };
+            let mut y = *acc;
             // SAFETY: the caller's; `some` columns from `column` on lie inside the row.
             unsafe {
                 if let Some(bias) = self.bias {
                     y = isa.add_f32s(y, load(isa, bias.wrapping_add(column), some));
                 }
                 if let Some(base) = self.base {
-                    y = isa.add_f32s(y, load(isa, base.wrapping_add(at), some));
+                    y = isa.add_f32s(y, load(isa, base.wrapping_add(at + n * lanes), some));
                 }
                 if let Some(activation) = self.activation {
                     y = activate(isa, activation, y);
                 }
-                store(isa, self.out.wrapping_add(at), some, y);
+                store(isa, self.out.wrapping_add(at + n * lanes), some, y);
             }
         }
     }

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use headwise::layer::{
-    AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens, WeightLayout,
-    Workspace,
+    AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens,
+    WeightLayout, Workspace,
 };
 use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
 use rayon::{ThreadPool, ThreadPoolBuilder};

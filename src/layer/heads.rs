@@ -222,7 +222,8 @@ impl MultiHead {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } = self.config;
+        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } =
+            self.config;
         let on = attention.runs_on();
         x.check("x", d_model)?;
         keys.check("keys", key_width)?;

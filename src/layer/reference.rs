@@ -7,8 +7,8 @@ use super::linear::Linear;
 use super::norm::{Norm, NormKind};
 use super::rotary::Rotary;
 use super::tokens::Tokens;
-use crate::reference::evaluate;
 use crate::Attention;
+use crate::reference::evaluate;
 
 /// `layer` on `x`, `keys` and `values` (the same for self-attention), `[rows, d_out]`.
 ///
@@ -53,11 +53,9 @@ pub fn forward(
     };
     let result = evaluate(
         &call,
-        [
-            &|i| at(&q, x, heads, d_k, i),
-            &|i| at(&k, keys, kv_heads, d_k, i),
-            &|i| at(&v, values, kv_heads, d_v, i),
-        ],
+        [&|i| at(&q, x, heads, d_k, i), &|i| at(&k, keys, kv_heads, d_k, i), &|i| {
+            at(&v, values, kv_heads, d_v, i)
+        }],
     );
     // 5. heads side by side
     let longest = call.out_shape()[2];

@@ -1,8 +1,8 @@
 //! The layer on a cache: a prompt, parts of one, one token at a time, batches of different lengths.
 
 use headwise::layer::{
-    AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens, WeightLayout,
-    Workspace, reference,
+    AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens,
+    WeightLayout, Workspace, reference,
 };
 use headwise::{Attention, CacheLayout, CacheShape, Error, KvCache, WhenFull};
 
@@ -76,7 +76,12 @@ fn ragged_steps_are_like_each_sequence_alone() {
             let end = first[b] + step[b];
             let alone = Tokens::even(&x[b][..end * 40], 1, end);
             let want = reference::forward(&layer, [alone; 3], &attention).unwrap();
-            near(&out[starts[b] * 40..starts[b + 1] * 40], &want[first[b] * 40..], 3e-6, format!("{step:?}, {b}"));
+            near(
+                &out[starts[b] * 40..starts[b + 1] * 40],
+                &want[first[b] * 40..],
+                3e-6,
+                format!("{step:?}, {b}"),
+            );
             first[b] = end;
         }
     }

@@ -1,8 +1,8 @@
 //! The layer against the layer in f64: sizes, biases, norms, rotary positions, options, even and ragged batches.
 
 use headwise::layer::{
-    AttentionBlock, CostShape, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens, Workspace,
-    reference,
+    AttentionBlock, CostShape, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens,
+    Workspace, reference,
 };
 use headwise::{Attention, Error, Level, View};
 use rayon::ThreadPoolBuilder;
@@ -86,7 +86,13 @@ fn self_attention() {
 
 #[test]
 fn cross_attention() {
-    let config = MultiHeadConfig { key_width: 20, value_width: 35, kv_heads: 2, d_v: 9, ..MultiHeadConfig::new(24, 4) };
+    let config = MultiHeadConfig {
+        key_width: 20,
+        value_width: 35,
+        kv_heads: 2,
+        d_v: 9,
+        ..MultiHeadConfig::new(24, 4)
+    };
     let layer = layer(config, [true, false, true, true]);
     for (l, s) in [(1, 1), (5, 40), (40, 5), (3, 0)] {
         let (x, keys, values) = (noise(1, 2 * l * 24), noise(2, 2 * s * 20), noise(3, 2 * s * 35));

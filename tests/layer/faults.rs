@@ -1,8 +1,8 @@
 //! Faults that users of other layers have met, each with its whole kind. Every test names the public report;
 //! the inputs and the expected numbers are ours.
 
-use headwise::layer::{MultiHeadConfig, Norm, Tokens, Workspace};
 use headwise::layer::torch::{TorchCall, TorchMask, TorchMultihead, TorchWeights};
+use headwise::layer::{MultiHeadConfig, Norm, Tokens, Workspace};
 use headwise::{Attention, Error, Position, View};
 
 use crate::*;
@@ -10,7 +10,8 @@ use crate::*;
 /// One head of one feature that sees all keys alike: the output is the mean of the visible values.
 fn flat() -> TorchMultihead {
     let linear = |w: f32| Linear::new(&[w], WeightLayout::OutIn, [1, 1], None).unwrap();
-    TorchMultihead::new(MultiHeadConfig::new(1, 1), linear(0.0), linear(0.0), linear(1.0), linear(1.0)).unwrap()
+    TorchMultihead::new(MultiHeadConfig::new(1, 1), linear(0.0), linear(0.0), linear(1.0), linear(1.0))
+        .unwrap()
 }
 
 /// True above the diagonal: causal, said in PyTorch's way.
@@ -90,7 +91,9 @@ fn pruned_is_like_gated() {
     let x = noise(3, 11 * 20);
     let x = Tokens::even(&x, 1, 11);
     let slopes = noise(4, 6);
-    for (heads, again) in [(&[2, 3][..], &[][..]), (&[0, 1], &[4, 5]), (&[0, 2, 4], &[0]), (&[], &[0, 1, 2, 3])] {
+    for (heads, again) in
+        [(&[2, 3][..], &[][..]), (&[0, 1], &[4, 5]), (&[0, 2, 4], &[0]), (&[], &[0, 1, 2, 3])]
+    {
         let mut pruned = full.clone();
         pruned.prune(heads).unwrap();
         pruned.prune(again).unwrap();
@@ -147,7 +150,9 @@ fn asking_for_weights_changes_nothing() {
             let (mut one, mut mean, mut out) = ([f32::NAN; 9], [f32::NAN; 9], [[f32::NAN; 3]; 2]);
             let workspace = &mut Default::default();
             flat().forward(call, TorchWeights::PerHead(&mut one), at(level), workspace, &mut out[0]).unwrap();
-            flat().forward(call, TorchWeights::Averaged(&mut mean), at(level), workspace, &mut out[1]).unwrap();
+            flat()
+                .forward(call, TorchWeights::Averaged(&mut mean), at(level), workspace, &mut out[1])
+                .unwrap();
             assert_eq!(out, [[1.0, 1.5, 2.0]; 2], "{level}");
             assert_eq!(one, mean);
             near(&one, &[1.0, 0.0, 0.0, 0.5, 0.5, 0.0, third, third, third], 1e-6, level);

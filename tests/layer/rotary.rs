@@ -4,8 +4,8 @@ use std::f64::consts::TAU;
 use std::fs;
 use std::path::Path;
 
-use headwise::layer::{Pairing, Rotary, RotaryScaling};
 use headwise::Error;
+use headwise::layer::{Pairing, Rotary, RotaryScaling};
 use headwise_kernels::rotate;
 use safetensors::SafeTensors;
 
@@ -59,14 +59,18 @@ fn every_published_case() {
 fn a_part_of_the_head_turns_by_itself() {
     let rotary = Rotary::new(4, Pairing::Halves, 10_000.0).unwrap();
     let start: Vec<f32> = (1..=8).map(|i| i as f32).collect();
-    let want = [-1.413352520780047, 1.8791180666879925, -2.828857481741469, 4.058191135400942, 5.0, 6.0, 7.0, 8.0];
+    let want =
+        [-1.413352520780047, 1.8791180666879925, -2.828857481741469, 4.058191135400942, 5.0, 6.0, 7.0, 8.0];
     let mut x = start.clone();
     rotary.rotate(&mut x, 8, 3).unwrap();
     near(&x, &want, 1e-6, "position 3");
     let mut x = start.clone();
     rotary.rotate(&mut x, 8, 0).unwrap();
     assert_eq!(x, start);
-    assert!(matches!(Rotary::new(3, Pairing::Halves, 1e4), Err(Error::Value { argument: "rotary width", .. })));
+    assert!(matches!(
+        Rotary::new(3, Pairing::Halves, 1e4),
+        Err(Error::Value { argument: "rotary width", .. })
+    ));
     assert!(rotary.rotate(&mut [0.0; 2], 2, 0).is_err());
     assert!(rotary.rotate(&mut [0.0; 9], 8, 0).is_err());
     for base in [0.0, -1.0, f64::NAN, f64::INFINITY] {
@@ -100,7 +104,8 @@ fn only_distances_count() {
 
 #[test]
 fn frequencies_are_scaled() {
-    let of = |scaling| Rotary::scaled(128, Pairing::Halves, 500_000.0, scaling).unwrap().frequencies().to_vec();
+    let of =
+        |scaling| Rotary::scaled(128, Pairing::Halves, 500_000.0, scaling).unwrap().frequencies().to_vec();
     let plain = of(RotaryScaling::None);
     assert_eq!((plain.len(), plain[0]), (64, 1.0));
     let linear = of(RotaryScaling::Linear { factor: 4.0 });

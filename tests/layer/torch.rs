@@ -26,9 +26,7 @@ fn plain() -> (MultiHead, TorchMultihead) {
 /// `[B, L, E]` as `[L, B, E]`.
 fn tokens_first<T: Copy>(x: &[T], width: usize) -> Vec<T> {
     let tokens = x.len() / B / width;
-    (0..tokens * B)
-        .flat_map(|row| x[(row % B * tokens + row / B) * width..][..width].to_vec())
-        .collect()
+    (0..tokens * B).flat_map(|row| x[(row % B * tokens + row / B) * width..][..width].to_vec()).collect()
 }
 
 #[test]
@@ -68,7 +66,8 @@ fn orders_and_masks() {
             let want = reference::forward(&layer, parts, &attention).unwrap();
             for order in [TokenOrder::BatchFirst, TokenOrder::TokensFirst] {
                 let torch = torch.clone().with_order(order);
-                let (mut q, mut k, mut v, mut wanted) = (query.clone(), key.clone(), value.clone(), want.clone());
+                let (mut q, mut k, mut v, mut wanted) =
+                    (query.clone(), key.clone(), value.clone(), want.clone());
                 if order == TokenOrder::TokensFirst {
                     (q, k, v) = (tokens_first(&q, E), tokens_first(&k, KEY), tokens_first(&v, VALUE));
                     wanted = tokens_first(&wanted, E);
@@ -168,7 +167,10 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(call(TorchCall { key: &key[1..], ..good }, &mut []), length("key", 188, 162));
     assert_eq!(call(TorchCall { value: &value[1..], ..good }, &mut []), length("value", 209, 210));
     let blocked = [false; 3];
-    assert_eq!(call(TorchCall { blocked_keys: Some(&blocked), ..good }, &mut []), length("blocked_keys", 3, 21));
+    assert_eq!(
+        call(TorchCall { blocked_keys: Some(&blocked), ..good }, &mut []),
+        length("blocked_keys", 3, 21)
+    );
     let mask = TorchMask::Blocked(&blocked);
     assert_eq!(call(TorchCall { mask, ..good }, &mut []), length("mask", 3, 210));
     assert_eq!(call(good, &mut [0.0; 5]), length("weights", 5, 210));
