@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use headwise::layer::{Linear, Then, WeightLayout};
+use headwise::layer::{Linear, Then, WeightLayout, Weights};
 use headwise::{Level, Run, Threads};
 use headwise_kernels::{fma, read};
 use rayon::prelude::*;
@@ -42,7 +42,13 @@ fn measure(level: Level, d: usize, rows: usize, threads: usize) {
     let run = Run { level: Some(level), threads: threads_of };
     let work = 2.0 * (rows * d * d) as f64;
     let rounds = (4e9 / (work + 20.0 * (d * d) as f64)).clamp(5.0, 60.0) as usize;
-    let mut times: [Vec<f64>; 4] = Default::default();
+    let half: Vec<half::f16> = w.iter().map(|&x| half::f16::from_f32(x)).collect();
+    let half = Weights::pack(&half, WeightLayout::InOut, d, d).and_then(|w| Linear::with_weights(w, None));
+    let brain: Vec<half::bf16> = w.iter().map(|&x| half::bf16::from_f32(x)).collect();
+    let brain = Weights::pack(&brain, WeightLayout::InOut, d, d).and_then(|w| Linear::with_weights(w, None));
+    let (half, brain) = (half.expect("sizes that fit"), brain.expect("sizes that fit"));
+    let mut spare = vec![0.0; rows * d];
+    let mut times: [Vec<f64>; 6] = Default::default();
     let mut flops = 0.0;
     pool.install(|| {
         for round in 0..rounds + 2 {
@@ -55,24 +61,32 @@ fn measure(level: Level, d: usize, rows: usize, threads: usize) {
                     black_box(read(level, w, true).expect("a level of this machine"));
                 });
             });
+            let [half, brain] = [&half, &brain].map(|linear| {
+                time(|| linear.forward(&x, Then::Store, run, &mut spare).expect("sizes that fit"))
+            });
             if round >= 2 {
-                times.iter_mut().zip([ours, gemm, peak, reading]).for_each(|(all, t)| all.push(t));
+                times
+                    .iter_mut()
+                    .zip([ours, gemm, peak, reading, half, brain])
+                    .for_each(|(all, t)| all.push(t));
             }
         }
     });
     let worst = y.iter().zip(&z).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-3, "{worst}");
-    let [ours, gemm, peak, reading] = times.map(|mut all| {
+    let [ours, gemm, peak, reading, half, brain] = times.map(|mut all| {
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
     });
     let percent = |t: f64| 100.0 * work / t / (flops / peak) / threads as f64;
     println!(
-        "{d:>6} {rows:>6} {threads:>7} | {:>9.1} {:>5.1}% {:>5.1}%  of read {:>5.1}%",
+        "{d:>6} {rows:>6} {threads:>7} | {:>9.1} {:>5.1}% {:>5.1}%  of read {:>5.1}%  f16 {:>4.2}x bf16 {:>4.2}x",
         ours * 1e6,
         percent(ours),
         percent(gemm),
-        100.0 * reading / ours
+        100.0 * reading / ours,
+        ours / half,
+        ours / brain
     );
 }
 

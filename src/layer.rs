@@ -57,7 +57,7 @@ pub mod torch;
 pub use block::{AttentionBlock, NormOrder};
 pub use cost::{Cost, CostShape};
 pub use heads::{MultiHead, MultiHeadConfig};
-pub use headwise_kernels::{Activation, Then, WeightLayout};
+pub use headwise_kernels::{Activation, Then, Weight, WeightLayout, Weights};
 pub use linear::Linear;
 pub use norm::{Norm, NormKind};
 pub use rotary::{Pairing, Rotary, RotaryScaling};

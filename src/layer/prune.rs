@@ -80,7 +80,9 @@ impl Linear {
         let weights: Vec<f32> = blocks.iter().flat_map(rows).copied().collect();
         let part = |bias: &[f32]| blocks.iter().flat_map(|block| bias[block * d..][..d].to_vec()).collect();
         let bias: Option<Vec<f32>> = self.bias().map(part);
-        Linear::new(&weights, WeightLayout::OutIn, [self.inputs(), blocks.len() * d], bias.as_deref())
+        let (inputs, outputs) = (self.inputs(), blocks.len() * d);
+        let weights = self.packed().pack_like(&weights, WeightLayout::OutIn, inputs, outputs)?;
+        Linear::with_weights(weights, bias.as_deref())
     }
 
     /// Some blocks of `d` inputs.
@@ -88,6 +90,8 @@ impl Linear {
         let weights = self.weights(WeightLayout::InOut);
         let rows = |block: &usize| &weights[block * d * self.outputs()..][..d * self.outputs()];
         let weights: Vec<f32> = blocks.iter().flat_map(rows).copied().collect();
-        Linear::new(&weights, WeightLayout::InOut, [blocks.len() * d, self.outputs()], self.bias())
+        let (inputs, outputs) = (blocks.len() * d, self.outputs());
+        let weights = self.packed().pack_like(&weights, WeightLayout::InOut, inputs, outputs)?;
+        Linear::with_weights(weights, self.bias())
     }
 }

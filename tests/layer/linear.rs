@@ -1,6 +1,6 @@
 //! Projections and norms by themselves.
 
-use headwise::layer::{Activation, Linear, Norm, Then, WeightLayout, reference};
+use headwise::layer::{Activation, Linear, Norm, Then, Weight, WeightLayout, Weights, reference};
 use headwise::{Error, Run, Threads};
 use rayon::ThreadPoolBuilder;
 
@@ -132,6 +132,41 @@ fn rows_do_not_depend_on_rows_or_threads() {
             assert_eq!(out, all, "{level}, {threads} threads");
         }
     }
+}
+
+/// Weights in half precision give the same bits as the same numbers in f32, and come back as they were.
+#[test]
+fn half_weights_are_the_same_numbers() {
+    fn check<T: Weight>(halve: fn(f32) -> T, widen: fn(T) -> f32, name: &str) {
+        for [inputs, outputs, rows] in SHAPES {
+            let mut numbers = noise(1, inputs * outputs);
+            // Also those below the normal ones.
+            numbers.iter_mut().step_by(9).for_each(|x| *x *= 1e-6);
+            let half: Vec<T> = numbers.iter().map(|&x| halve(x)).collect();
+            let wide: Vec<f32> = half.iter().map(|&x| widen(x)).collect();
+            for layout in [WeightLayout::OutIn, WeightLayout::InOut] {
+                let weights = Weights::pack(&half, layout, inputs, outputs).unwrap();
+                assert_eq!(weights.unpack(layout), wide, "{name}");
+                assert_eq!(weights.bytes(), 2 * inputs * outputs.next_multiple_of(64));
+                let again = weights.pack_like(&wide, layout, inputs, outputs).unwrap();
+                assert_eq!((again.unpack(layout), again.bytes()), (wide.clone(), weights.bytes()));
+                let bias = noise(2, outputs);
+                let half = Linear::with_weights(weights, Some(&bias)).unwrap();
+                let full = Linear::new(&wide, layout, [inputs, outputs], Some(&bias)).unwrap();
+                let x = noise(3, rows * inputs);
+                for level in levels() {
+                    let (mut got, mut want) = (vec![0.0; rows * outputs], vec![1.0; rows * outputs]);
+                    half.forward(&x, Then::Store, at(level), &mut got).unwrap();
+                    full.forward(&x, Then::Store, at(level), &mut want).unwrap();
+                    assert_eq!(got, want, "{name}, {level}, {rows} x {inputs} x {outputs}");
+                }
+            }
+        }
+    }
+    check(half::f16::from_f32, half::f16::to_f32, "f16");
+    check(half::bf16::from_f32, half::bf16::to_f32, "bf16");
+    let weights = Weights::pack(&[half::f16::ONE; 2], WeightLayout::OutIn, 1, 2).unwrap();
+    assert!(Linear::with_weights(weights, Some(&[0.0])).is_err());
 }
 
 #[test]
