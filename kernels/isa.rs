@@ -25,7 +25,7 @@ pub(crate) trait Isa: pulp::Simd {
         self.select_f32s(self.less_than_f32s(x, self.splat_f32s(low)), self.splat_f32s(0.0), y)
     }
 
-    /// Asks for the cache line at `ptr`, which may be any address.
+    /// Asks for the cache line at `ptr`, which may be any address, for the second-level cache.
     fn prefetch(self, ptr: *const u8);
 
     /// Loads a vector of f16.
@@ -72,6 +72,9 @@ pub(crate) trait Isa: pulp::Simd {
         // SAFETY: the caller's.
         unsafe { self.store_high(ptr, self.transmute_u32s_f32s(rounded)) };
     }
+
+    /// The same, for the nearest cache.
+    fn prefetch_near(self, ptr: *const u8);
 
     /// Bit `j` of the result is `*ptr.add(j)`, for `j < n <= 64`.
     ///

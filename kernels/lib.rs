@@ -27,6 +27,8 @@
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
 //! | `exp.rs` | exp and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
+//! | `project.rs` | projections: inputs times weights packed once |
+//! | `rows.rs` | norms and rotary positions of rows |
 //! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
 
 mod block;
@@ -46,6 +48,8 @@ mod pack;
 mod pairs;
 mod prefill;
 mod products;
+mod project;
+mod rows;
 mod scratch;
 mod split;
 mod tensor;
@@ -60,6 +64,8 @@ pub use element::{DType, Element, Stored};
 pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
+pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
+pub use rows::{Centre, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
 pub use view::{View, ViewMut};

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use headwise_kernels::{Call, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
 
-use crate::plan::{Plan, Threads};
+use crate::plan::{Plan, Run, Threads};
 
 /// Attention with its options. [`Attention::new`] is plain `softmax(QKᵀ/√D)V`; every method adds one term of
 /// the formula at the [crate's top](crate) or says how to run it.
@@ -255,22 +255,36 @@ impl<'a> Attention<'a> {
 
     /// The level, if this processor has it. What tiles are of no use for is computed without.
     fn resolve_level(&self, call: &Call<'_>) -> Result<Level, Error> {
-        static FROM_ENVIRONMENT: OnceLock<Result<Level, Error>> = OnceLock::new();
-        let level = match self.level {
-            Some(level) => level,
-            None => FROM_ENVIRONMENT
-                .get_or_init(|| match std::env::var("HEADWISE_LEVEL") {
-                    Ok(name) if !name.is_empty() => name.parse(),
-                    _ => Ok(Level::detect()),
-                })
-                .clone()?,
-        };
-        if !level.is_available() {
-            return Err(Error::LevelUnavailable { level });
-        }
+        let level = resolve_level(self.level)?;
         let in_tiles = call.is_bf16() && self.precision == Precision::Fast;
         Ok(if level == Level::Amx && !in_tiles { Level::Avx512 } else { level })
     }
+
+    /// Runs on this.
+    pub(crate) fn on(mut self, run: Run) -> Self {
+        (self.level, self.threads) = (run.level, run.threads);
+        self
+    }
+
+    /// What it runs on.
+    pub(crate) fn runs_on(&self) -> Run {
+        Run { level: self.level, threads: self.threads }
+    }
+}
+
+/// The level asked for, or by `HEADWISE_LEVEL`, or the best one.
+pub(crate) fn resolve_level(level: Option<Level>) -> Result<Level, Error> {
+    static FROM_ENVIRONMENT: OnceLock<Result<Level, Error>> = OnceLock::new();
+    let level = match level {
+        Some(level) => level,
+        None => FROM_ENVIRONMENT
+            .get_or_init(|| match std::env::var("HEADWISE_LEVEL") {
+                Ok(name) if !name.is_empty() => name.parse(),
+                _ => Ok(Level::detect()),
+            })
+            .clone()?,
+    };
+    if level.is_available() { Ok(level) } else { Err(Error::LevelUnavailable { level }) }
 }
 
 /// The published ALiBi slopes for any number of query heads (Press, Smith and Lewis 2022, "Train Short, Test

@@ -49,6 +49,7 @@
 //! | `attention.rs` | the options and the call |
 //! | `plan.rs` | splits the work into tasks and runs them on threads |
 //! | `cache.rs` | keys and values kept between the steps of a model |
+//! | `layer.rs`, `layer/` | multi-head attention as a layer: projections, rotary positions, norms, PyTorch's semantics |
 //! | `merge.rs` | joins results over parts of the keys |
 //! | `reference.rs` | the formula in f64, the arbiter of every test |
 //! | `kernels/` | views, checks and the vector code: a crate of its own, the only one with unsafe code |
@@ -56,6 +57,7 @@
 
 mod attention;
 mod cache;
+pub mod layer;
 mod merge;
 mod plan;
 pub mod reference;
@@ -68,5 +70,6 @@ struct Readme;
 pub use attention::{Attention, Precision, alibi_slopes};
 pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
 pub use headwise_kernels::{DType, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
+pub use layer::{AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, Rotary, Tokens, Workspace};
 pub use merge::{Partial, merge};
-pub use plan::Plan;
+pub use plan::{Plan, Run, Threads};

@@ -12,15 +12,25 @@ use headwise_kernels::{
     Call, DType, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut,
 };
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 
 /// Which threads compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Threads {
-    /// The current rayon pool.
+pub enum Threads {
+    /// The current rayon pool: the global one, or the one whose `install` the call runs in.
     #[default]
     Pool,
     /// The calling thread.
     Calling,
+}
+
+/// What a computation runs on. It changes no bit of a result but by the level.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Run {
+    /// The instruction set; without it `HEADWISE_LEVEL` decides, and without that the processor.
+    pub level: Option<Level>,
+    /// The threads.
+    pub threads: Threads,
 }
 
 /// Query rows (tokens times heads of a group) of a full task: while they are computed, a block of keys and
@@ -160,9 +170,44 @@ impl Plan {
 }
 
 /// Lends the thread's scratch, which is kept from call to call.
-fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+pub(crate) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
     thread_local! {
         static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
     }
     SCRATCH.with_borrow_mut(f)
+}
+
+/// Threads for this many multiply-adds.
+pub(crate) fn threads_for(threads: Threads, work: usize) -> usize {
+    match threads {
+        Threads::Pool if work >= SEQUENTIAL => rayon::current_num_threads(),
+        _ => 1,
+    }
+}
+
+/// Calls `next` on some threads until it says that nothing is left.
+pub(crate) fn share(threads: usize, next: impl Fn() -> Result<bool, Error> + Sync) -> Result<(), Error> {
+    let work = || {
+        while next()? {}
+        Ok(())
+    };
+    if threads <= 1 {
+        return work();
+    }
+    (0..threads).into_par_iter().with_max_len(1).try_for_each(|_| work())
+}
+
+/// Calls `f` with the number of the first row and some rows of `data`, `width` each, on some threads.
+pub(crate) fn share_rows(
+    threads: usize,
+    data: &mut [f32],
+    width: usize,
+    f: impl Fn(usize, &mut [f32]) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let rows = data.len().checked_div(width).unwrap_or(0);
+    if threads <= 1 || rows == 0 {
+        return f(0, data);
+    }
+    let each = rows.div_ceil(4 * threads);
+    data.par_chunks_mut(each * width).enumerate().try_for_each(|(index, rows)| f(index * each, rows))
 }

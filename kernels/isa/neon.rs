@@ -48,6 +48,12 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, ptr: *const u8) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { asm!("prfm pldl1keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
     fn prefetch(self, ptr: *const u8) {
         // SAFETY: a hint; it reads nothing and faults on no address.
         unsafe { asm!("prfm pldl2keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };

@@ -51,6 +51,9 @@ impl Isa for pulp::Scalar {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, _: *const u8) {}
+
+    #[inline(always)]
     fn hide(self, x: f32, bits: u64) -> f32 {
         if bits & 1 == 1 { x } else { f32::NEG_INFINITY }
     }
