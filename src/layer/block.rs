@@ -6,7 +6,7 @@
 //!
 //! The residual is added while the last projection writes its result: the only pass of its own is the norm.
 
-use headwise_kernels::{Error, Then};
+use headwise_kernels::{Error, Stored, Then};
 
 use super::heads::MultiHead;
 use super::norm::Norm;
@@ -72,7 +72,7 @@ impl AttentionBlock {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        self.run(x, None, None, attention, workspace, out)
+        self.run(x, None, None::<&mut KvCache<f32>>, attention, workspace, out)
     }
 
     /// Cross-attention on `keys`, also as values; the norm before it is that of the queries only.
@@ -87,17 +87,17 @@ impl AttentionBlock {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        self.run(x, Some(keys), None, attention, workspace, out)
+        self.run(x, Some(keys), None::<&mut KvCache<f32>>, attention, workspace, out)
     }
 
     /// Self-attention with a cache.
     ///
     /// # Errors
     /// As [`MultiHead::forward_cached`].
-    pub fn forward_cached(
+    pub fn forward_cached<C: Stored>(
         &self,
         x: Tokens<'_>,
-        cache: &mut KvCache<f32>,
+        cache: &mut KvCache<C>,
         attention: &Attention<'_>,
         workspace: &mut Workspace,
         out: &mut [f32],
@@ -105,11 +105,11 @@ impl AttentionBlock {
         self.run(x, None, Some(cache), attention, workspace, out)
     }
 
-    fn run(
+    fn run<C: Stored>(
         &self,
         x: Tokens<'_>,
         keys: Option<Tokens<'_>>,
-        cache: Option<&mut KvCache<f32>>,
+        cache: Option<&mut KvCache<C>>,
         attention: &Attention<'_>,
         workspace: &mut Workspace,
         out: &mut [f32],

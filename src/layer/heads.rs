@@ -1,6 +1,6 @@
 //! The layer: its sizes, its parts, its forward passes.
 
-use headwise_kernels::{Error, Then};
+use headwise_kernels::{Error, Stored, Then};
 
 use super::linear::{Linear, project};
 use super::norm::Norm;
@@ -175,7 +175,7 @@ impl MultiHead {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        self.run([x, x, x], None, attention, Then::Store, workspace, out)
+        self.run([x, x, x], None::<&mut KvCache<f32>>, attention, Then::Store, workspace, out)
     }
 
     /// Cross-attention: the queries of `x [rows, d_model]` on `keys [rows, key_width]` and `values [rows,
@@ -192,7 +192,7 @@ impl MultiHead {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        self.run([x, keys, values], None, attention, Then::Store, workspace, out)
+        self.run([x, keys, values], None::<&mut KvCache<f32>>, attention, Then::Store, workspace, out)
     }
 
     /// Self-attention over what the cache holds and `x`, which is appended to it: a prompt, a part of one, or
@@ -202,10 +202,10 @@ impl MultiHead {
     /// # Errors
     /// As [`MultiHead::forward`] and [`KvCache::append`]; the cache stays as it was, unless it had to let
     /// tokens go for the new ones.
-    pub fn forward_cached(
+    pub fn forward_cached<C: Stored>(
         &self,
         x: Tokens<'_>,
-        cache: &mut KvCache<f32>,
+        cache: &mut KvCache<C>,
         attention: &Attention<'_>,
         workspace: &mut Workspace,
         out: &mut [f32],
@@ -213,10 +213,10 @@ impl MultiHead {
         self.run([x, x, x], Some(cache), attention, Then::Store, workspace, out)
     }
 
-    pub(crate) fn run(
+    pub(crate) fn run<C: Stored>(
         &self,
         [x, keys, values]: [Tokens<'_>; 3],
-        cache: Option<&mut KvCache<f32>>,
+        cache: Option<&mut KvCache<C>>,
         attention: &Attention<'_>,
         then: Then<'_>,
         workspace: &mut Workspace,
