@@ -6,20 +6,22 @@
 
 use core::ops::Range;
 
-use crate::Element;
+use half::{bf16, f16};
+
+use crate::DType;
 use crate::call::{Call, Stage};
 use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::join;
-use crate::pack::{self, MAX_ROWS, canonical};
+use crate::pack::{self, MAX_ROWS, canonical, unpack};
 use crate::products::{Scores, Source, Values, divide, softmax};
 use crate::split::RowsMut;
 use crate::terms::{self, Rows};
 use crate::tile::{self, Feed, Lines};
 
 /// The stack of rows that a task works on.
-pub(crate) struct Stack<'a, T> {
-    pub call: &'a Call<'a, T>,
+pub(crate) struct Stack<'a> {
+    pub call: &'a Call<'a>,
     pub b: usize,
     pub hk: usize,
     /// The query heads of the group that are computed.
@@ -64,15 +66,15 @@ pub(crate) struct Buffers<V> {
 }
 
 /// What to do with a block.
-pub(crate) enum Action<'a, T> {
+pub(crate) enum Action<'a> {
     /// Pack the queries and start maximum and sum.
     Begin,
     /// One step of the online softmax over some keys.
     Step(&'a Span),
     /// Divide by the sums and write the rows.
-    End(&'a RowsMut<'a, T>),
+    End(&'a RowsMut<'a>),
     /// Write the scores over some keys, at a stage; weights need maximum and sum from steps before.
-    Write { span: &'a Span, stage: Stage, out: &'a RowsMut<'a, f32> },
+    Write { span: &'a Span, stage: Stage, out: &'a RowsMut<'a> },
 }
 
 /// Some keys, and K and V from the first of them on.
@@ -88,15 +90,15 @@ pub(crate) struct Span {
 const TALL: usize = 12;
 
 /// A call of [`Stack::act_at`].
-struct Act<'a, I: Isa, T, const N: usize, const MR: usize> {
+struct Act<'a, I: Isa, const N: usize, const MR: usize> {
     isa: I,
-    stack: &'a Stack<'a, T>,
+    stack: &'a Stack<'a>,
     block: &'a mut Block,
     buffers: Buffers<I::f32s>,
-    action: Action<'a, T>,
+    action: Action<'a>,
 }
 
-impl<I: Isa, T: Element, const N: usize, const MR: usize> pulp::WithSimd for Act<'_, I, T, N, MR> {
+impl<I: Isa, const N: usize, const MR: usize> pulp::WithSimd for Act<'_, I, N, MR> {
     type Output = ();
 
     #[inline(always)]
@@ -106,7 +108,7 @@ impl<I: Isa, T: Element, const N: usize, const MR: usize> pulp::WithSimd for Act
     }
 }
 
-impl<T: Element> Stack<'_, T> {
+impl Stack<'_> {
     /// Does it, with a tile no wider than the block needs.
     ///
     /// # Safety
@@ -118,16 +120,16 @@ impl<T: Element> Stack<'_, T> {
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
-        action: Action<'_, T>,
+        action: Action<'_>,
     ) {
         // One function for each width, in the instructions of the level: inlined at every call they would be
         // many times the code.
         if block.count <= I::F32_LANES {
-            isa.vectorize(Act::<I, T, 1, TALL> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, 1, TALL> { isa, stack: self, block, buffers, action });
         } else if NQ > 2 && block.count <= 2 * I::F32_LANES {
-            isa.vectorize(Act::<I, T, 2, TALL> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, 2, TALL> { isa, stack: self, block, buffers, action });
         } else {
-            isa.vectorize(Act::<I, T, NQ, MR> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, NQ, MR> { isa, stack: self, block, buffers, action });
         }
     }
 
@@ -137,7 +139,7 @@ impl<T: Element> Stack<'_, T> {
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
-        action: Action<'_, T>,
+        action: Action<'_>,
     ) {
         // SAFETY: the caller's.
         unsafe {
@@ -159,18 +161,13 @@ impl<T: Element> Stack<'_, T> {
 
     /// The output rows of a block, if they can be asked for.
     #[inline(always)]
-    pub fn lines_of(&self, block: &Block, out: &RowsMut<'_, T>) -> Lines {
-        if self.heads.len() > 1 || out.strides[3] != 1 || !self.part.is_null() {
+    pub fn lines_of(&self, block: &Block, out: &RowsMut<'_>) -> Lines {
+        if self.heads.len() > 1 || !out.is_dense() || !self.part.is_null() {
             return Lines::NONE;
         }
-        let row = out.row(self.b, self.heads[0], self.token_of(block.row));
-        match T::in_place(row.cast_const()) {
-            None => Lines::NONE,
-            Some(ptr) => {
-                let features = self.call.v.shape()[3];
-                Lines { rows: Source { ptr, row: out.strides[2], features }, count: block.count }
-            }
-        }
+        let ptr = out.row(self.b, self.heads[0], self.token_of(block.row)).cast_const();
+        let bytes = self.call.v.shape()[3] * out.dtype.size();
+        Lines { ptr, row: out.strides[2], bytes, count: block.count }
     }
 
     /// The interval of keys of a row, in this span. Both ends grow with the row.
@@ -220,9 +217,7 @@ impl<T: Element> Stack<'_, T> {
             *q = call.q.row(self.b, rows.head[i], rows.token[i]);
         }
         // SAFETY: rows of Q have D features at their stride.
-        unsafe {
-            pack::pack::<I, T, NQ>(isa, &q, call.q.strides()[3], call.q.shape()[3], call.scale, buffers.qt)
-        };
+        unsafe { pack::pack::<I, NQ>(isa, &call.q, &q, call.scale, buffers.qt) };
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
         if let (Some(sinks), 0) = (call.terms.sinks, self.span.start) {
             let one = |i: usize| if sinks[rows.head[i]] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
@@ -293,11 +288,11 @@ impl<T: Element> Stack<'_, T> {
             }
             let logits = matches!(stage, Stage::Biased | Stage::Weights);
             if let (Some(slopes), true) = (terms.slopes, logits) {
-                terms::slopes::<I, T, NQ>(isa, call, b, &self.rows(block), slopes, st, seen.clone());
+                terms::slopes::<I, NQ>(isa, call, b, &self.rows(block), slopes, st, seen.clone());
             }
             if edge {
                 block.hidden = true;
-                terms::hide::<I, T, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
+                terms::hide::<I, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
             }
             let max = match plus {
                 Some(added) => {
@@ -351,7 +346,7 @@ impl<T: Element> Stack<'_, T> {
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
-        out: &RowsMut<'_, T>,
+        out: &RowsMut<'_>,
     ) {
         let (call, dv) = (self.call, self.call.v.shape()[3]);
         let rows = self.rows(block);
@@ -384,16 +379,22 @@ impl<T: Element> Stack<'_, T> {
                         *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
                     }
                 }
-                pack::unpack::<I, T, NQ>(isa, buffers.ot, factor, &place, block.count, out.strides[3], dv);
+                let (ot, count, stride) = (buffers.ot, block.count, out.strides[3]);
+                match out.dtype {
+                    DType::F16 => unpack::<I, f16, NQ>(isa, ot, factor, &place, count, stride, dv),
+                    DType::Bf16 => unpack::<I, bf16, NQ>(isa, ot, factor, &place, count, stride, dv),
+                    _ => unpack::<I, f32, NQ>(isa, ot, factor, &place, count, stride, dv),
+                }
             } else {
                 let mut place = [core::ptr::null_mut(); MAX_ROWS];
                 for (i, place) in place[..block.count].iter_mut().enumerate() {
-                    *place = join::place(self.part, call, self.hk, rows.head[i], rows.token[i]);
+                    let record = join::place(self.part, call, self.hk, rows.head[i], rows.token[i]);
                     let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                    *join::state(*place, dv) = [m, l];
+                    *join::state(record, dv) = [m, l];
+                    *place = record.cast();
                 }
-                let one = [isa.splat_f32s(1.0); NQ];
-                pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place, block.count, 1, dv);
+                let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);
+                unpack::<I, f32, NQ>(isa, buffers.ot, one, &place, block.count, stride, dv);
             }
         }
         if block.hidden {

@@ -3,8 +3,10 @@
 
 use core::ops::Range;
 
+use crate::element::{Element, Stored};
+use crate::tensor::Tensor;
 use crate::view::count;
-use crate::{Element, Error, View};
+use crate::{DType, Error, View};
 
 /// Where query `i` stands among the keys: `pos(i) = i + offset`. Causal, window and ALiBi all measure from
 /// it.
@@ -70,28 +72,42 @@ const EXP: usize = 16;
 
 /// One checked attention problem.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a, T> {
-    pub(crate) q: View<'a, T>,
-    pub(crate) k: View<'a, T>,
-    pub(crate) v: View<'a, T>,
+pub struct Call<'a> {
+    pub(crate) q: Tensor<'a>,
+    pub(crate) k: Tensor<'a>,
+    pub(crate) v: Tensor<'a>,
     pub(crate) terms: Terms<'a>,
     pub(crate) scale: f32,
     /// Query heads on one key/value head.
     pub(crate) group: usize,
 }
 
-impl<'a, T: Element> Call<'a, T> {
+impl<'a> Call<'a> {
     /// Checks every argument against the others. Shapes: `q [B, Hq, Lq, D]`, `k [B, Hk, Lk, D]`,
     /// `v [B, Hk, Lk, Dv]`.
     ///
     /// # Errors
     /// Names the first argument that does not fit.
-    pub fn new(q: View<'a, T>, k: View<'a, T>, v: View<'a, T>, terms: &Terms<'a>) -> Result<Self, Error> {
-        let mut terms = *terms;
+    pub fn new<T: Element, C: Stored>(
+        q: View<'a, T>,
+        k: View<'a, C>,
+        v: View<'a, C>,
+        terms: &Terms<'a>,
+    ) -> Result<Self, Error> {
+        Self::of(Tensor::new(q), Tensor::new(k), Tensor::new(v), *terms)
+    }
+
+    /// As [`Call::new`].
+    fn of(q: Tensor<'a>, k: Tensor<'a>, v: Tensor<'a>, mut terms: Terms<'a>) -> Result<Self, Error> {
         let [b, hq, lq, d] = q.shape();
         let [_, hk, lk, _] = k.shape();
         expect("k", k.shape(), [b, hk, lk, d])?;
         expect("v", v.shape(), [b, hk, lk, v.shape()[3]])?;
+        for (argument, tensor) in [("k", &k), ("v", &v)] {
+            if tensor.dtype == DType::I8 && !tensor.is_scaled() {
+                return Err(Error::NoScales { argument });
+            }
+        }
         if (hk == 0 && hq > 0) || (hk > 0 && !hq.is_multiple_of(hk)) {
             return Err(Error::Heads { query: hq, key: hk });
         }
@@ -151,6 +167,11 @@ impl<'a, T: Element> Call<'a, T> {
     pub fn out_shape(&self) -> [usize; 4] {
         let [b, hq, lq, _] = self.q.shape();
         [b, hq, lq, self.v.shape()[3]]
+    }
+
+    /// The types of Q (and the output) and of K and V.
+    pub fn dtypes(&self) -> [DType; 2] {
+        [self.q.dtype, self.k.dtype]
     }
 
     /// Keys, valid or not: the size of their axis.

@@ -18,27 +18,45 @@
 //!
 //! A hidden pair is left out of the sums altogether, so nothing that it holds can leak.
 
+use core::marker::PhantomData;
 use core::ops::Range;
+
+use half::{bf16, f16};
 
 use crate::block::{Block, Stack};
 use crate::call::Call;
-use crate::element::Lanes;
+use crate::element::{Store, Stored};
 use crate::isa::Isa;
 use crate::join::place;
 use crate::level::Op;
-use crate::pack::MAX_ROWS;
+use crate::pack::{self, MAX_ROWS};
 use crate::prefill::KEYS;
 use crate::scratch::Scratch;
 use crate::split::Task;
+use crate::tensor::Tensor;
 use crate::terms::Rows;
-use crate::{Element, View};
+use crate::{DType, Error, Level};
 
 mod passes;
 
 /// Computes the rows of a task over its span.
-pub(crate) struct Decode<'t, 'a, T> {
-    pub task: Task<'a, T>,
-    pub scratch: &'t mut Scratch,
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub(crate) fn decode(task: Task<'_>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+    match task.call.k.dtype {
+        DType::F32 => level.dispatch(Decode { task, scratch, stored: PhantomData::<f32> }),
+        DType::F16 => level.dispatch(Decode { task, scratch, stored: PhantomData::<f16> }),
+        DType::Bf16 => level.dispatch(Decode { task, scratch, stored: PhantomData::<bf16> }),
+        DType::I8 => level.dispatch(Decode { task, scratch, stored: PhantomData::<i8> }),
+    }
+}
+
+/// For the type of K and V: unlike the kernel for many rows this one reads them where they lie.
+struct Decode<'t, 'a, C> {
+    task: Task<'a>,
+    scratch: &'t mut Scratch,
+    stored: PhantomData<C>,
 }
 
 /// Keys of a chunk at most: with 64 (at D = 128, f32) chunks crowd each other out of the nearest cache, with
@@ -47,11 +65,11 @@ const CHUNK: usize = 32;
 const _: () = assert!(CHUNK <= 64 && KEYS.is_multiple_of(CHUNK), "a row has a bit for each key of a chunk");
 
 /// The rows of K or V for the keys of a chunk, all of them readable in whole vectors.
-type Pointers<T> = [*const T; CHUNK];
+type Pointers = [*const u8; CHUNK];
 
 /// The rows at work, and their buffers. Row `r` is query `token[r]` of head `head[r]`.
-struct Few<'a, T> {
-    call: &'a Call<'a, T>,
+struct Few<'a> {
+    call: &'a Call<'a>,
     b: usize,
     rows: Rows,
     count: usize,
@@ -70,11 +88,13 @@ struct Few<'a, T> {
     correction: [f32; MAX_ROWS],
     /// The interval of keys of each row, in this span; both ends grow with the row.
     keys: [[usize; 2]; MAX_ROWS],
+    /// Bytes of a row of K and of V in memory.
+    bytes: [usize; 2],
     /// Bit `j` of word `r`: row `r` sees key `j` of the chunk.
     seen: [u64; MAX_ROWS],
 }
 
-impl<T: Element> Op for Decode<'_, '_, T> {
+impl<C: Stored> Op for Decode<'_, '_, C> {
     type Output = ();
 
     #[inline(always)]
@@ -89,8 +109,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
         debug_assert!(count <= MAX_ROWS);
         let (dq, width) = (d.next_multiple_of(lanes), dv.next_multiple_of(lanes));
         let (copy_k, copy_v) = (needs_copy(&call.k, lanes), needs_copy(&call.v, lanes));
-        let copied =
-            |copy: bool, width: usize| if copy { (CHUNK * width * size_of::<T>()).div_ceil(4) } else { 0 };
+        let copied = |copy: bool, width: usize| if copy { CHUNK * width } else { 0 };
         let [q, s, l, kc, vc] = Scratch::take(
             memory,
             [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
@@ -111,6 +130,7 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                 l: l.as_mut_ptr(),
                 correction: [1.0; MAX_ROWS],
                 keys: [[0; 2]; MAX_ROWS],
+                bytes: [d, dv].map(|features| features * size_of::<C>()),
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
@@ -139,15 +159,21 @@ impl<T: Element> Op for Decode<'_, '_, T> {
                         next_k = few.pointers(&call.k, next.b, next.hk, &rest);
                     }
                     if copy_k {
-                        k = few.copy(&call.k, &k, n, dq, kc.as_mut_ptr().cast());
+                        k = few.copy(isa, &call.k, hk, &keys, dq, kc.as_mut_ptr());
+                        few.scores::<I, f32, NQ>(isa, n, &k, &v);
+                    } else {
+                        few.scores::<I, C, NQ>(isa, n, &k, &v);
+                        few.scale(isa, &call.k, hk, &keys);
                     }
-                    few.scores::<I, NQ>(isa, n, &k, &v);
                     let whole = few.terms(isa, &keys);
                     few.softmax(isa, n);
                     if copy_v {
-                        v = few.copy(&call.v, &v, n, width, vc.as_mut_ptr().cast());
+                        v = few.copy(isa, &call.v, hk, &keys, width, vc.as_mut_ptr());
+                        few.values::<I, f32, NQ>(isa, n, &v, &next_k, whole);
+                    } else {
+                        few.scale(isa, &call.v, hk, &keys);
+                        few.values::<I, C, NQ>(isa, n, &v, &next_k, whole);
                     }
-                    few.values::<I, NQ>(isa, n, &v, &next_k, whole);
                     keys = next;
                 }
                 few.end(isa);
@@ -156,31 +182,31 @@ impl<T: Element> Op for Decode<'_, '_, T> {
     }
 }
 
-/// Whether rows have to be copied to be read in whole vectors of f32 lanes.
+/// Whether rows have to be copied, as f32, to be read in whole vectors with one scale.
 #[inline(always)]
-fn needs_copy<T>(view: &View<'_, T>, lanes: usize) -> bool {
-    view.strides()[3] != 1 || !view.shape()[3].is_multiple_of(lanes)
+fn needs_copy(x: &Tensor<'_>, lanes: usize) -> bool {
+    let features = x.shape()[3];
+    !x.is_dense()
+        || !features.is_multiple_of(lanes)
+        || x.scale_strides().is_some_and(|(_, per)| per < features)
 }
 
-impl<T: Element> Few<'_, T> {
+impl Few<'_> {
     /// Scales the queries and starts the records: with the sink, where this span counts it.
     ///
     /// # Safety
     /// The buffers must be there for `count` rows.
     #[inline(always)]
     unsafe fn begin<I: Isa>(&mut self, isa: I, with_sink: bool) {
-        let ([.., d], stride) = (self.call.q.shape(), self.call.q.strides()[3]);
         for r in 0..self.count {
             let (head, token) = (self.rows.head[r], self.rows.token[r]);
-            let (from, to) = (self.call.q.row(self.b, head, token), self.q.wrapping_add(r * self.d));
-            // SAFETY: rows of Q have D features at their stride; the caller's.
+            // SAFETY: a row of Q; the caller's.
             unsafe {
-                for c in 0..d {
-                    *to.add(c) = (*from.wrapping_offset(c as isize * stride)).to_f32() * self.call.scale;
-                }
-                for c in d..self.d {
-                    *to.add(c) = 0.0;
-                }
+                let to = core::slice::from_raw_parts_mut(self.q.add(r * self.d), self.d);
+                pack::copy(isa, &self.call.q, [self.b, head, token], 1, to.as_mut_ptr());
+                let (features, rest) = to.split_at_mut(self.call.q.shape()[3]);
+                features.iter_mut().for_each(|x| *x *= self.call.scale);
+                rest.fill(0.0);
                 for c in (0..self.dv).step_by(I::F32_LANES) {
                     f32::store(isa, self.o[r].add(c), isa.splat_f32s(0.0));
                 }
@@ -196,12 +222,12 @@ impl<T: Element> Few<'_, T> {
 
     /// The rows of K or V for some keys; past them the last one again, up to whole fours.
     #[inline(always)]
-    fn pointers(&self, view: &View<'_, T>, b: usize, hk: usize, keys: &Range<usize>) -> Pointers<T> {
+    fn pointers(&self, x: &Tensor<'_>, b: usize, hk: usize, keys: &Range<usize>) -> Pointers {
         let mut pointers = [core::ptr::null(); CHUNK];
         let (mut row, mut j) = (core::ptr::null(), 0);
         while j < keys.len() {
-            let (first, stride) = (view.row(b, hk, keys.start + j), view.strides()[2]);
-            let run = view.run(b, keys.start + j).min(keys.len() - j);
+            let (first, stride) = (x.row(b, hk, keys.start + j), x.strides()[2]);
+            let run = x.run(b, keys.start + j).min(keys.len() - j);
             for (i, pointer) in pointers[j..j + run].iter_mut().enumerate() {
                 row = first.wrapping_offset(i as isize * stride);
                 *pointer = row;
@@ -214,37 +240,33 @@ impl<T: Element> Few<'_, T> {
         pointers
     }
 
-    /// Copies rows side by side, filled with zeros up to `width`.
+    /// Copies rows side by side as f32, filled with zeros up to `width`.
     ///
     /// # Safety
-    /// The first `n` pointers must be rows of the view, `to` must hold `CHUNK * width` elements.
+    /// The keys must be there, `to` must hold `CHUNK * width` f32.
     #[inline(always)]
-    unsafe fn copy(
+    unsafe fn copy<I: Isa>(
         &self,
-        view: &View<'_, T>,
-        from: &Pointers<T>,
-        n: usize,
+        isa: I,
+        x: &Tensor<'_>,
+        hk: usize,
+        keys: &Range<usize>,
         width: usize,
-        to: *mut T,
-    ) -> Pointers<T> {
-        let (features, stride) = (view.shape()[3], view.strides()[3]);
+        to: *mut f32,
+    ) -> Pointers {
+        let (features, n) = (x.shape()[3], keys.len());
         let mut pointers = [core::ptr::null(); CHUNK];
-        for j in 0..n.next_multiple_of(4) {
+        for j in 0..n {
             let to = to.wrapping_add(j * width);
-            pointers[j] = to.cast_const();
             // SAFETY: the caller's.
             unsafe {
-                if stride == 1 {
-                    core::ptr::copy_nonoverlapping(from[j], to, features);
-                } else {
-                    for c in 0..features {
-                        *to.add(c) = *from[j].wrapping_offset(c as isize * stride);
-                    }
-                }
-                for c in features..width {
-                    *to.add(c) = T::from_f32(0.0);
-                }
+                pack::copy(isa, x, [self.b, hk, keys.start + j], 1, to);
+                core::slice::from_raw_parts_mut(to.add(features), width - features).fill(0.0);
             }
+            pointers[j] = to.cast_const().cast();
+        }
+        for j in n..n.next_multiple_of(4) {
+            pointers[j] = pointers[n - 1];
         }
         pointers
     }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::Level;
+use crate::{DType, Level};
 
 /// Why a view, an option or a call was refused. Nothing has been computed or written when one is returned.
 #[derive(Debug, Clone, PartialEq)]
@@ -107,6 +107,27 @@ pub enum Error {
         got: usize,
         /// Pages of the pool.
         pages: usize,
+    },
+    /// An argument has another type than it must have.
+    Type {
+        /// The argument.
+        argument: &'static str,
+        /// Its type.
+        got: DType,
+        /// What it must be.
+        expected: DType,
+    },
+    /// Scales do not fit the integers that they belong to.
+    Scales {
+        /// The scales' shape.
+        got: [usize; 4],
+        /// The shape of the integers.
+        view: [usize; 4],
+    },
+    /// Integers without scales.
+    NoScales {
+        /// The argument.
+        argument: &'static str,
     },
     /// A batch entry has other lengths in two arguments.
     Tokens {
@@ -215,6 +236,13 @@ impl fmt::Display for Error {
             Error::Page { index, got, pages } => {
                 write!(f, "table[{index}] is page {got}, but the pool has {pages}")
             }
+            Error::Type { argument, got, expected } => {
+                write!(f, "{argument} is of type {got}, expected {expected}")
+            }
+            Error::Scales { got, view } => {
+                write!(f, "scales of shape {got:?} do not fit integers of shape {view:?}")
+            }
+            Error::NoScales { argument } => write!(f, "{argument} is of integers without scales"),
             Error::Tokens { argument, b, got, expected } => {
                 write!(f, "{argument} has {got} tokens in batch entry {b}, expected {expected}")
             }

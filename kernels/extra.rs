@@ -6,13 +6,13 @@
 
 use core::ops::Range;
 
+use crate::View;
 use crate::call::Call;
-use crate::element::Lanes;
+use crate::element::Load;
 use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
 use crate::terms::Rows;
-use crate::{Element, View};
 
 /// What a block of mask and bias leaves visible.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,9 +35,9 @@ pub(crate) struct Added {
 impl Added {
     /// Looks at what the block leaves visible: at most 64 keys and `width` rows.
     #[inline(always)]
-    pub fn new<I: Isa, T: Element>(
+    pub fn new<I: Isa>(
         isa: I,
-        call: &Call<'_, T>,
+        call: &Call<'_>,
         b: usize,
         rows: &Rows,
         keys: &Range<usize>,
@@ -224,7 +224,7 @@ impl Panel<f32> {
                     loop {
                         let mut square = isa.square();
                         for (i, x) in square.as_mut().iter_mut().enumerate() {
-                            *x = Lanes::load(isa, self.row[q * lanes + i].wrapping_add(j));
+                            *x = Load::load(isa, self.row[q * lanes + i].wrapping_add(j));
                         }
                         for (t, x) in isa.transpose(square).as_ref().iter().enumerate() {
                             *extra.add((j + t) * NQ + q) = *x;

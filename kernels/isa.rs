@@ -6,6 +6,8 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use half::{bf16, f16};
+
 /// A pulp token with `LANES = Self::F32_LANES` lanes of f32, and what the kernels need beside it.
 pub(crate) trait Isa: pulp::Simd {
     /// `LANES` vectors: a square of f32.
@@ -24,7 +26,52 @@ pub(crate) trait Isa: pulp::Simd {
     }
 
     /// Asks for the cache line at `ptr`, which may be any address.
-    fn prefetch(self, ptr: *const f32);
+    fn prefetch(self, ptr: *const u8);
+
+    /// Loads a vector of f16.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reading `LANES` elements.
+    unsafe fn load_f16(self, ptr: *const f16) -> Self::f32s;
+
+    /// Stores the nearest f16, ties to even; NaN stays NaN.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for writing `LANES` elements.
+    unsafe fn store_f16(self, ptr: *mut f16, x: Self::f32s);
+
+    /// Loads a vector of bf16.
+    ///
+    /// # Safety
+    /// As for [`Isa::load_f16`].
+    unsafe fn load_bf16(self, ptr: *const bf16) -> Self::f32s;
+
+    /// Loads a vector of i8.
+    ///
+    /// # Safety
+    /// As for [`Isa::load_f16`].
+    unsafe fn load_i8(self, ptr: *const i8) -> Self::f32s;
+
+    /// Stores the upper halves of a vector, which are bf16.
+    ///
+    /// # Safety
+    /// As for [`Isa::store_f16`].
+    unsafe fn store_high(self, ptr: *mut bf16, x: Self::u32s);
+
+    /// Stores the nearest bf16, ties to even; NaN stays NaN.
+    ///
+    /// # Safety
+    /// As for [`Isa::store_f16`].
+    #[inline(always)]
+    unsafe fn store_bf16(self, ptr: *mut bf16, x: Self::f32s) {
+        let bits = self.transmute_u32s_f32s(x);
+        let odd = self.and_u32s(self.wrapping_dyn_shr_u32s(bits, self.splat_u32s(16)), self.splat_u32s(1));
+        let rounded = self.add_u32s(self.add_u32s(bits, self.splat_u32s(0x7fff)), odd);
+        let rounded = self.transmute_f32s_u32s(rounded);
+        let rounded = self.select_f32s(self.equal_f32s(x, x), rounded, self.splat_f32s(f32::NAN));
+        // SAFETY: the caller's.
+        unsafe { self.store_high(ptr, self.transmute_u32s_f32s(rounded)) };
+    }
 
     /// Bit `j` of the result is `*ptr.add(j)`, for `j < n <= 64`.
     ///

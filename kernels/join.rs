@@ -10,9 +10,11 @@
 
 use core::ops::Range;
 
+use half::{bf16, f16};
+
 use crate::pack::canonical;
 use crate::split::RowsMut;
-use crate::{Call, Element};
+use crate::{Call, DType, Element};
 
 /// f32 in the record of a row: its unscaled output in whole vectors of any level, then maximum and sum.
 pub(crate) fn record(dv: usize) -> usize {
@@ -24,13 +26,7 @@ const WIDEST: usize = 16;
 
 /// The record of a row among those of its key/value head.
 #[inline(always)]
-pub(crate) fn place<T: Element>(
-    records: *mut f32,
-    call: &Call<'_, T>,
-    hk: usize,
-    head: usize,
-    token: usize,
-) -> *mut f32 {
+pub(crate) fn place(records: *mut f32, call: &Call<'_>, hk: usize, head: usize, token: usize) -> *mut f32 {
     let row = token * call.group + head - hk * call.group;
     records.wrapping_add(row * record(call.v.shape()[3]))
 }
@@ -45,8 +41,8 @@ pub(crate) fn state(record: *mut f32, dv: usize) -> *mut [f32; 2] {
 ///
 /// # Safety
 /// Both must hold the records of these rows, as far as they are computed.
-pub(crate) unsafe fn add<T: Element>(
-    call: &Call<'_, T>,
+pub(crate) unsafe fn add(
+    call: &Call<'_>,
     b: usize,
     hk: usize,
     tokens: Range<usize>,
@@ -80,13 +76,13 @@ pub(crate) unsafe fn add<T: Element>(
 /// # Safety
 /// `records` must hold the records of these rows, as far as they are computed; they must be for the caller to
 /// write.
-pub(crate) unsafe fn write<T: Element>(
-    call: &Call<'_, T>,
+pub(crate) unsafe fn write(
+    call: &Call<'_>,
     b: usize,
     hk: usize,
     tokens: Range<usize>,
     records: *mut f32,
-    out: &RowsMut<'_, T>,
+    out: &RowsMut<'_>,
 ) {
     let dv = call.v.shape()[3];
     for (head, token) in rows(call, hk, tokens) {
@@ -110,7 +106,7 @@ pub(crate) unsafe fn write<T: Element>(
 ///
 /// # Safety
 /// The row must be for the caller to write.
-pub(crate) unsafe fn zero<T: Element>(call: &Call<'_, T>, row: [usize; 3], out: &RowsMut<'_, T>) {
+pub(crate) unsafe fn zero(call: &Call<'_>, row: [usize; 3], out: &RowsMut<'_>) {
     // SAFETY: the caller's.
     unsafe { put(call, row, out, |_| 0.0, f32::NEG_INFINITY) };
 }
@@ -119,17 +115,21 @@ pub(crate) unsafe fn zero<T: Element>(call: &Call<'_, T>, row: [usize; 3], out: 
 ///
 /// # Safety
 /// The row must be for the caller to write.
-unsafe fn put<T: Element>(
-    call: &Call<'_, T>,
+unsafe fn put(
+    call: &Call<'_>,
     [b, head, token]: [usize; 3],
-    out: &RowsMut<'_, T>,
+    out: &RowsMut<'_>,
     feature: impl Fn(usize) -> f32,
     lse: f32,
 ) {
-    let row = out.row(b, head, token);
-    for c in 0..call.v.shape()[3] {
-        // SAFETY: a feature of the caller's row.
-        unsafe { *row.wrapping_offset(c as isize * out.strides[3]) = T::from_f32(feature(c)) };
+    let (row, stride, dv) = (out.row(b, head, token), out.strides[3], call.v.shape()[3]);
+    // SAFETY: the features of the caller's row.
+    unsafe {
+        match out.dtype {
+            DType::F16 => put_features::<f16>(row, stride, dv, feature),
+            DType::Bf16 => put_features::<bf16>(row, stride, dv, feature),
+            _ => put_features::<f32>(row, stride, dv, feature),
+        }
     }
     if let Some(place) = out.lse {
         // SAFETY: the LSE goes with the row.
@@ -137,17 +137,24 @@ unsafe fn put<T: Element>(
     }
 }
 
+/// Writes the features of a row, `stride` bytes apart.
+///
+/// # Safety
+/// They must be the caller's to write.
+unsafe fn put_features<T: Element>(row: *mut u8, stride: isize, dv: usize, feature: impl Fn(usize) -> f32) {
+    for c in 0..dv {
+        // SAFETY: the caller's.
+        unsafe { *row.wrapping_offset(c as isize * stride).cast() = T::from_f32(feature(c)) };
+    }
+}
+
 /// Head and token of the rows of some queries.
-pub(crate) fn rows<T: Element>(
-    call: &Call<'_, T>,
-    hk: usize,
-    tokens: Range<usize>,
-) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn rows(call: &Call<'_>, hk: usize, tokens: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let heads = hk * call.group..(hk + 1) * call.group;
     tokens.flat_map(move |token| heads.clone().map(move |head| (head, token)))
 }
 
 /// Whether a row is not computed.
-pub(crate) fn is_closed<T: Element>(call: &Call<'_, T>, b: usize, head: usize, token: usize) -> bool {
+pub(crate) fn is_closed(call: &Call<'_>, b: usize, head: usize, token: usize) -> bool {
     token >= call.q_len(b) || call.is_closed(head)
 }

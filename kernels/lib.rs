@@ -8,6 +8,9 @@
 //! | file | idea |
 //! |---|---|
 //! | `view.rs` | sizes and strides over a slice; where bounds are checked |
+//! | `element.rs` | element types, and how they are loaded and stored |
+//! | `tensor.rs` | a view whose type is known at run time, for the kernels |
+//! | `convert.rs` | copies between element types |
 //! | `call.rs` | the checked arguments of a call |
 //! | `split.rs` | a call cut into tasks, each with rows of its own |
 //! | `level.rs` | instruction sets, and the one `match` on them |
@@ -27,6 +30,7 @@
 
 mod block;
 mod call;
+mod convert;
 mod decode;
 mod element;
 mod error;
@@ -42,12 +46,14 @@ mod prefill;
 mod products;
 mod scratch;
 mod split;
+mod tensor;
 mod terms;
 mod tile;
 mod view;
 
 pub use call::{Call, Position, Stage, Terms};
-pub use element::Element;
+pub use convert::convert;
+pub use element::{DType, Element, Stored};
 pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};

@@ -3,26 +3,25 @@
 
 use core::ops::Range;
 
-use crate::Element;
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::call::Stage;
 use crate::exp::exp;
 use crate::isa::Isa;
 use crate::level::Op;
-use crate::pack::{self, MAX_ROWS};
+use crate::pack::{MAX_ROWS, unpack};
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
-use crate::products::{Source, divide, shift};
+use crate::products::{divide, shift};
 use crate::scratch::Scratch;
 use crate::split::{RowsMut, ScoresTask};
 use crate::tile::Lines;
 
 /// Writes the scores of a task's rows.
-pub(crate) struct Map<'t, 'a, T> {
-    pub task: ScoresTask<'a, T>,
+pub(crate) struct Map<'t, 'a> {
+    pub task: ScoresTask<'a>,
     pub scratch: &'t mut Scratch,
 }
 
-impl<T: Element> Op for Map<'_, '_, T> {
+impl Op for Map<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -39,7 +38,9 @@ impl<T: Element> Op for Map<'_, '_, T> {
             }
             for token in tokens.clone() {
                 // SAFETY: a row of this task, Lk long. What is visible is overwritten below.
-                unsafe { core::slice::from_raw_parts_mut(out.row(b, head, token), lk).fill(empty) };
+                unsafe {
+                    core::slice::from_raw_parts_mut(out.row(b, head, token).cast::<f32>(), lk).fill(empty)
+                };
             }
         }
         let part = core::ptr::null_mut();
@@ -87,18 +88,13 @@ impl<T: Element> Op for Map<'_, '_, T> {
 /// # Safety
 /// As for [`source`].
 #[inline(always)]
-unsafe fn span<I: Isa, T: Element>(
-    isa: I,
-    stack: &Stack<'_, T>,
-    keys: Range<usize>,
-    copy: Option<*mut f32>,
-) -> Span {
+unsafe fn span<I: Isa>(isa: I, stack: &Stack<'_>, keys: Range<usize>, copy: Option<*mut f32>) -> Span {
     // SAFETY: the caller's.
     let k = unsafe { source(isa, &stack.call.k, stack, &keys, copy) };
-    Span { keys, k, v: Source { features: 0, ..k }, ahead: [[Lines::NONE; 2]; 2] }
+    Span { keys, k, v: k, ahead: [[Lines::NONE; 2]; 2] }
 }
 
-impl<T: Element> Stack<'_, T> {
+impl Stack<'_> {
     /// Writes the block's scores over some keys.
     ///
     /// # Safety
@@ -111,7 +107,7 @@ impl<T: Element> Stack<'_, T> {
         buffers: Buffers<I::f32s>,
         span: &Span,
         stage: Stage,
-        out: &RowsMut<'_, f32>,
+        out: &RowsMut<'_>,
     ) {
         // SAFETY: the caller's.
         unsafe {
@@ -130,9 +126,11 @@ impl<T: Element> Stack<'_, T> {
             let rows = self.rows(block);
             let mut place = [core::ptr::null_mut(); MAX_ROWS];
             for (i, place) in place[..block.count].iter_mut().enumerate() {
-                *place = out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start);
+                *place =
+                    out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start * size_of::<f32>());
             }
-            pack::unpack::<I, f32, NQ>(isa, buffers.st, factor, &place, block.count, 1, seen.len());
+            let stride = size_of::<f32>() as isize;
+            unpack::<I, f32, NQ>(isa, buffers.st, factor, &place, block.count, stride, seen.len());
         }
     }
 }

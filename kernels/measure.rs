@@ -54,7 +54,7 @@ pub fn read(level: Level, data: &[f32], ahead: bool) -> Result<f32, Error> {
                 if ahead {
                     let next = block.as_ptr().cast::<f32>().wrapping_add(AHEAD);
                     for line in (0..8 * I::F32_LANES).step_by(16) {
-                        isa.prefetch(next.wrapping_add(line));
+                        isa.prefetch(next.wrapping_add(line).cast());
                     }
                 }
                 for (acc, x) in acc.iter_mut().zip(block) {

@@ -4,9 +4,12 @@
 //! block overlaps the one before, so nothing outside a row is touched and there is no slow tail; rows shorter
 //! than a vector, or with an inner stride, go element by element.
 
-use crate::Element;
-use crate::element::Lanes;
+use half::{bf16, f16};
+
+use crate::DType;
+use crate::element::{Element, Store, Stored};
 use crate::isa::Isa;
+use crate::tensor::Tensor;
 
 /// The most rows a block of queries can have: `NQ * LANES` at any level.
 pub(crate) const MAX_ROWS: usize = 64;
@@ -18,27 +21,46 @@ fn blocks(n: usize, lanes: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |i| (i * lanes).min(n - lanes))
 }
 
-/// Packs queries: `packed[c][i] = rows[i][c] * factor`, `NQ` vectors for each feature `c < d`.
+/// Packs queries: `packed[c][i] = rows[i][c] * factor`, `NQ` vectors for each feature `c` of `q`.
 ///
 /// # Safety
-/// Each of the first `NQ * LANES` rows must be readable at `c * stride` for `c < d`; `packed` must hold
-/// `d * NQ` vectors.
+/// Each of the first `NQ * LANES` rows must be one of `q`; `packed` must hold `D * NQ` vectors.
 #[inline(always)]
-pub(crate) unsafe fn pack<I: Isa, T: Element, const NQ: usize>(
+pub(crate) unsafe fn pack<I: Isa, const NQ: usize>(
     isa: I,
-    rows: &[*const T; MAX_ROWS],
+    q: &Tensor<'_>,
+    rows: &[*const u8; MAX_ROWS],
+    factor: f32,
+    packed: *mut I::f32s,
+) {
+    let (stride, d) = (q.strides()[3], q.shape()[3]);
+    // SAFETY: the caller's: rows of this type, with D features at their stride.
+    unsafe {
+        match q.dtype {
+            DType::F32 => pack_rows::<I, f32, NQ>(isa, rows, stride, d, factor, packed),
+            DType::F16 => pack_rows::<I, f16, NQ>(isa, rows, stride, d, factor, packed),
+            DType::Bf16 => pack_rows::<I, bf16, NQ>(isa, rows, stride, d, factor, packed),
+            DType::I8 => unreachable!("queries are elements"),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_rows<I: Isa, T: Stored, const NQ: usize>(
+    isa: I,
+    rows: &[*const u8; MAX_ROWS],
     stride: isize,
     d: usize,
     factor: f32,
     packed: *mut I::f32s,
 ) {
     let lanes = I::F32_LANES;
-    if stride != 1 || d < lanes {
+    if stride != size_of::<T>() as isize || d < lanes {
         for c in 0..d {
             for (i, row) in rows[..NQ * lanes].iter().enumerate() {
                 // SAFETY: the caller's.
                 unsafe {
-                    let x = (*row.wrapping_offset(c as isize * stride)).to_f32() * factor;
+                    let x = (*row.wrapping_offset(c as isize * stride).cast::<T>()).to_f32() * factor;
                     *packed.cast::<f32>().add(c * NQ * lanes + i) = x;
                 }
             }
@@ -51,7 +73,7 @@ pub(crate) unsafe fn pack<I: Isa, T: Element, const NQ: usize>(
             let mut square = isa.square();
             for (x, row) in square.as_mut().iter_mut().zip(&rows[n * lanes..]) {
                 // SAFETY: `c + lanes <= d`.
-                *x = unsafe { T::load(isa, row.wrapping_add(c)) };
+                *x = unsafe { T::load(isa, row.cast::<T>().wrapping_add(c)) };
             }
             for (t, x) in isa.transpose(square).as_ref().iter().enumerate() {
                 // SAFETY: `c + t < d`.
@@ -71,27 +93,27 @@ pub(crate) fn canonical(x: f32) -> f32 {
 /// Writes the output: `rows[i][c] = packed[c][i] * factor[i]` for the first `count` rows, [`canonical`].
 ///
 /// # Safety
-/// Each of the first `count` rows must be writable at `c * stride` for `c < dv`; `packed` must hold `dv * NQ`
-/// vectors.
+/// Each of the first `count` rows must be writable at `c * stride` bytes for `c < dv`; `packed` must hold
+/// `dv * NQ` vectors.
 #[inline(always)]
 pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
     isa: I,
     packed: *const I::f32s,
     factor: [I::f32s; NQ],
-    rows: &[*mut T; MAX_ROWS],
+    rows: &[*mut u8; MAX_ROWS],
     count: usize,
     stride: isize,
     dv: usize,
 ) {
     let lanes = I::F32_LANES;
-    if stride != 1 || dv < lanes {
+    if stride != size_of::<T>() as isize || dv < lanes {
         for (i, row) in rows[..count].iter().enumerate() {
             for c in 0..dv {
                 // SAFETY: the caller's; `factor` is `NQ * LANES` f32.
                 unsafe {
                     let x =
                         *packed.cast::<f32>().add(c * NQ * lanes + i) * *factor.as_ptr().cast::<f32>().add(i);
-                    *row.wrapping_offset(c as isize * stride) = T::from_f32(canonical(x));
+                    *row.wrapping_offset(c as isize * stride).cast() = T::from_f32(canonical(x));
                 }
             }
         }
@@ -110,37 +132,68 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
             }
             for (x, row) in isa.transpose(square).as_ref().iter().zip(rows) {
                 // SAFETY: `c + lanes <= dv`.
-                unsafe { T::store(isa, row.wrapping_add(c), *x) };
+                unsafe { T::store(isa, row.cast::<T>().wrapping_add(c), *x) };
             }
         }
     }
 }
 
-/// Copies `n` rows of `d` elements to compact f32 rows.
+/// Copies `n` rows of K or V, from row `[b, h, token]` on and one stride apart, to compact f32 rows: widened,
+/// and integers multiplied by their scales.
 ///
 /// # Safety
-/// `src + j * row + c * stride` must be readable for `j < n`, `c < d`; `dst` must hold `n * d` f32.
+/// The rows must be there; `dst` must hold `n` of them.
 #[inline(always)]
-pub(crate) unsafe fn copy<I: Isa, T: Element>(
-    isa: I,
-    src: *const T,
-    [row, stride]: [isize; 2],
-    n: usize,
-    d: usize,
-    dst: *mut f32,
-) {
+pub(crate) unsafe fn copy<I: Isa>(isa: I, x: &Tensor<'_>, row: [usize; 3], n: usize, dst: *mut f32) {
+    // SAFETY: the caller's: rows of this type, with as many features as `x` has, at their stride.
+    unsafe {
+        match x.dtype {
+            DType::F32 => copy_rows::<I, f32>(isa, x, row, n, dst),
+            DType::F16 => copy_rows::<I, f16>(isa, x, row, n, dst),
+            DType::Bf16 => copy_rows::<I, bf16>(isa, x, row, n, dst),
+            DType::I8 => {
+                copy_rows::<I, i8>(isa, x, row, n, dst);
+                scale_rows(x, row, n, dst);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn copy_rows<I: Isa, C: Stored>(isa: I, x: &Tensor<'_>, row: [usize; 3], n: usize, dst: *mut f32) {
+    let ([_, _, by_row, stride], d, [b, h, token]) = (x.strides(), x.shape()[3], row);
+    let first = x.row(b, h, token);
     for j in 0..n {
-        let (src, dst) = (src.wrapping_offset(j as isize * row), dst.wrapping_add(j * d));
-        if stride == 1 && d >= I::F32_LANES {
+        let (src, dst) = (first.wrapping_offset(j as isize * by_row), dst.wrapping_add(j * d));
+        if x.is_dense() && d >= I::F32_LANES {
             for c in blocks(d, I::F32_LANES) {
                 // SAFETY: `c + LANES <= d`.
-                unsafe { f32::store(isa, dst.add(c), T::load(isa, src.wrapping_add(c))) };
+                unsafe { f32::store(isa, dst.add(c), C::load(isa, src.cast::<C>().wrapping_add(c))) };
             }
         } else {
             for c in 0..d {
                 // SAFETY: the caller's.
-                unsafe { *dst.add(c) = (*src.wrapping_offset(c as isize * stride)).to_f32() };
+                unsafe { *dst.add(c) = (*src.wrapping_offset(c as isize * stride).cast::<C>()).to_f32() };
             }
+        }
+    }
+}
+
+/// Multiplies compact rows by the scales of their groups of features.
+#[inline(always)]
+unsafe fn scale_rows(x: &Tensor<'_>, [b, h, token]: [usize; 3], n: usize, dst: *mut f32) {
+    let (Some(first), Some(([by_row, by_group], per))) = (x.scale(b, h, token), x.scale_strides()) else {
+        return;
+    };
+    let d = x.shape()[3];
+    for j in 0..n {
+        // SAFETY: the caller's; each group of a row has a scale.
+        let row = unsafe { core::slice::from_raw_parts_mut(dst.add(j * d), d) };
+        for (group, features) in row.chunks_mut(per).enumerate() {
+            let offset = j as isize * by_row + group as isize * by_group;
+            // SAFETY: as above.
+            let scale = unsafe { *first.wrapping_offset(offset) };
+            features.iter_mut().for_each(|x| *x *= scale);
         }
     }
 }

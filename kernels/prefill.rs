@@ -26,6 +26,7 @@
 
 use core::ops::Range;
 
+use crate::DType;
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::isa::Isa;
 use crate::join;
@@ -34,8 +35,8 @@ use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
 use crate::split::Task;
+use crate::tensor::Tensor;
 use crate::tile::Lines;
-use crate::{Element, View};
 
 /// Keys in a block: see the bench `prefill` for what others cost.
 pub(crate) const KEYS: usize = 64;
@@ -51,12 +52,12 @@ const BLOCKS: usize = ROWS / 8;
 const QUERY_SCRATCH: usize = 128 << 10;
 
 /// Computes the rows of a task.
-pub(crate) struct Prefill<'t, 'a, T> {
-    pub task: Task<'a, T>,
+pub(crate) struct Prefill<'t, 'a> {
+    pub task: Task<'a>,
     pub scratch: &'t mut Scratch,
 }
 
-impl<T: Element> Op for Prefill<'_, '_, T> {
+impl Op for Prefill<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -135,20 +136,22 @@ impl<T: Element> Op for Prefill<'_, '_, T> {
                     // last step each block asks for the rows it will write and for queries of the next task.
                     let last = keys.end == visible.end;
                     let follow = if last && stop == rows { after } else { None };
-                    let next_k = match follow {
-                        None => lines(&call.k, b, hk, keys.end..visible.end.min(keys.end + KEYS)),
+                    let (next_b, next_hk, next_keys) = match follow {
+                        None => (b, hk, keys.end..visible.end.min(keys.end + KEYS)),
                         Some(next) => {
                             let start = call.keys(next.b, next.token).start;
-                            lines(&call.k, next.b, next.hk, start..call.kv_len(next.b).min(start + KEYS))
+                            (next.b, next.hk, start..call.kv_len(next.b).min(start + KEYS))
                         }
                     };
-                    let mut span = Span { keys, k, v, ahead: [[Lines::NONE; 2]; 2] };
-                    if !copy_v {
-                        span.ahead[0][0] = Lines { rows: v, count: span.keys.len() };
-                    }
-                    if !copy_k {
-                        span.ahead[1][0] = next_k;
-                    }
+                    // A copy of V has been read already: then it is the next block's that is asked for.
+                    let during_scores = if copy_v {
+                        lines(&call.v, next_b, next_hk, next_keys.clone())
+                    } else {
+                        lines(&call.v, b, hk, keys.clone())
+                    };
+                    let during_values = lines(&call.k, next_b, next_hk, next_keys);
+                    let ahead = [[during_scores, Lines::NONE], [during_values, Lines::NONE]];
+                    let mut span = Span { keys, k, v, ahead };
                     for (x, block) in table.iter_mut().enumerate() {
                         if last {
                             span.ahead[0][1] = stack.lines_of(block, &out);
@@ -189,27 +192,23 @@ pub(crate) fn key_blocks(keys: Range<usize>) -> impl Iterator<Item = Range<usize
     })
 }
 
-/// Some tokens of Q, K or V, if they can be asked for: in memory as f32, features and tokens one stride
-/// apart.
+/// Some tokens of Q, K or V, as far as they can be asked for: features side by side, tokens one stride apart.
 #[inline(always)]
-fn lines<T: Element>(view: &View<'_, T>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
-    if tokens.is_empty() || view.strides()[3] != 1 {
+fn lines(x: &Tensor<'_>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
+    if tokens.is_empty() || !x.is_dense() {
         return Lines::NONE;
     }
-    let [_, _, row, _] = view.strides();
-    match T::in_place(view.row(b, head, tokens.start)) {
-        None => Lines::NONE,
-        Some(ptr) => Lines { rows: Source { ptr, row, features: view.shape()[3] }, count: tokens.len() },
-    }
+    let (row, bytes) = (x.strides()[2], x.shape()[3] * x.dtype.size());
+    Lines { ptr: x.row(b, head, tokens.start), row, bytes, count: tokens.len().min(x.run(b, tokens.start)) }
 }
 
-/// Whether blocks of K or V are copied to compact f32 first: where they must be, and where rows lie so far
+/// Whether blocks of K or V are copied to compact f32 first: where they must be widened or gathered, and where rows lie so far
 /// apart that they share cache sets and take a page each, and enough query rows use the copy.
 #[inline(always)]
-pub(crate) fn needs_copy<T: Element>(view: &View<'_, T>, blocks: usize) -> bool {
-    let [_, _, row, feature] = view.strides();
-    let scattered = row.unsigned_abs() > 2 * view.shape()[3].max(32) && blocks >= 2;
-    feature != 1 || T::in_place(core::ptr::null()).is_none() || scattered || !view.has_runs_of(KEYS)
+pub(crate) fn needs_copy(x: &Tensor<'_>, blocks: usize) -> bool {
+    let far = 2 * x.shape()[3].max(32) * size_of::<f32>();
+    let scattered = x.strides()[2].unsigned_abs() > far && blocks >= 2;
+    x.dtype != DType::F32 || !x.is_dense() || scattered || !x.has_runs_of(KEYS)
 }
 
 /// The rows `keys` of K or V: in place, or copied to `copy`.
@@ -217,29 +216,28 @@ pub(crate) fn needs_copy<T: Element>(view: &View<'_, T>, blocks: usize) -> bool 
 /// # Safety
 /// `keys` must lie inside the axis, `copy` must have room for them and be there if `needs_copy`.
 #[inline(always)]
-pub(crate) unsafe fn source<I: Isa, T: Element>(
+pub(crate) unsafe fn source<I: Isa>(
     isa: I,
-    view: &View<'_, T>,
-    stack: &Stack<'_, T>,
+    x: &Tensor<'_>,
+    stack: &Stack<'_>,
     keys: &Range<usize>,
     copy: Option<*mut f32>,
 ) -> Source {
-    let [_, _, row, feature] = view.strides();
-    let features = view.shape()[3];
-    let ptr = view.row(stack.b, stack.hk, keys.start);
-    match (copy, T::in_place(ptr)) {
-        (None, Some(ptr)) => Source { ptr, row, features },
-        (None, None) => unreachable!("a type that needs widening is copied"),
-        (Some(copy), _) => {
-            let mut key = keys.start;
-            while key < keys.end {
-                let run = view.run(stack.b, key).min(keys.end - key);
-                let (from, to) = (view.row(stack.b, stack.hk, key), (key - keys.start) * features);
-                // SAFETY: the caller's.
-                unsafe { pack::copy(isa, from, [row, feature], run, features, copy.wrapping_add(to)) };
-                key += run;
-            }
-            Source { ptr: copy, row: features as isize, features }
+    let ([_, _, row, _], features) = (x.strides(), x.shape()[3]);
+    let Some(copy) = copy else {
+        debug_assert!(x.dtype == DType::F32);
+        let ptr = x.row(stack.b, stack.hk, keys.start).cast();
+        return Source { ptr, row: row / size_of::<f32>() as isize };
+    };
+    let mut key = keys.start;
+    while key < keys.end {
+        let run = x.run(stack.b, key).min(keys.end - key);
+        // SAFETY: the caller's.
+        unsafe {
+            let to = copy.add((key - keys.start) * features);
+            pack::copy(isa, x, [stack.b, stack.hk, key], run, to);
         }
+        key += run;
     }
+    Source { ptr: copy, row: features as isize }
 }

@@ -11,8 +11,6 @@ pub(crate) struct Source {
     pub ptr: *const f32,
     /// Distance between rows.
     pub row: isize,
-    /// Features in a row.
-    pub features: usize,
 }
 
 impl Source {

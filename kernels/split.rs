@@ -6,11 +6,14 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::call::{expect, length};
+use crate::decode::decode;
 use crate::join;
+use crate::map::Map;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
+use crate::prefill::Prefill;
 use crate::view::count;
-use crate::{Call, Element, Error, Level, Scratch, Stage, ViewMut};
+use crate::{Call, DType, Element, Error, Level, Scratch, Stage, ViewMut};
 
 /// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query
 /// heads of its key/value head, so that K and V are read once for them. None of this changes a bit of the
@@ -52,9 +55,9 @@ const MOST_SPANS: usize = 32;
 
 /// The tasks of a call, to be computed by as many threads as there are. No two of them write the same row.
 #[derive(Debug)]
-pub struct Tasks<'a, T> {
-    call: &'a Call<'a, T>,
-    job: Job<'a, T>,
+pub struct Tasks<'a> {
+    call: &'a Call<'a>,
+    job: Job<'a>,
     /// Batch entries, key/value heads, blocks of queries, spans of keys.
     grid: [usize; 4],
     /// Queries of a block.
@@ -66,22 +69,22 @@ pub struct Tasks<'a, T> {
 }
 
 #[derive(Debug)]
-enum Job<'a, T> {
-    Attend { parts: *mut f32, out: RowsMut<'a, T> },
-    Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, out: RowsMut<'a, f32> },
+enum Job<'a> {
+    Attend { parts: *mut f32, out: RowsMut<'a> },
+    Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, out: RowsMut<'a> },
 }
 
 // SAFETY: what is shared is read only, but for the rows of the output and the parts, and of those each task
 // owns its own alone: `Tasks::take` gives every number out once, different numbers are different (batch,
 // head, tokens or span), and different rows are different places (`ViewMut`, or compact).
-unsafe impl<T: Element> Send for Tasks<'_, T> {}
-unsafe impl<T: Element> Sync for Tasks<'_, T> {}
+unsafe impl Send for Tasks<'_> {}
+unsafe impl Sync for Tasks<'_> {}
 
 /// The right to compute some keys' part in the rows of some queries and of all query heads on one key/value
 /// head.
 #[derive(Clone)]
-pub(crate) struct Task<'a, T> {
-    pub call: &'a Call<'a, T>,
+pub(crate) struct Task<'a> {
+    pub call: &'a Call<'a>,
     pub b: usize,
     pub hk: usize,
     pub tokens: Range<usize>,
@@ -92,7 +95,7 @@ pub(crate) struct Task<'a, T> {
     pub after: Option<Unit>,
     /// Where the records of the head's rows go, or null where the rows themselves are written.
     pub part: *mut f32,
-    pub rows: RowsMut<'a, T>,
+    pub rows: RowsMut<'a>,
 }
 
 /// A batch entry, a key/value head and a first query.
@@ -104,55 +107,67 @@ pub(crate) struct Unit {
 }
 
 /// The same for the scores of some of these heads.
-pub(crate) struct ScoresTask<'a, T> {
-    pub call: &'a Call<'a, T>,
+pub(crate) struct ScoresTask<'a> {
+    pub call: &'a Call<'a>,
     pub b: usize,
     pub hk: usize,
     pub tokens: Range<usize>,
     pub heads: Range<usize>,
     pub stage: Stage,
-    pub out: RowsMut<'a, f32>,
+    pub out: RowsMut<'a>,
 }
 
 /// Pointers to a whole output. Only the rows named by the owning task may be written through it: their places
 /// are disjoint but interleaved (`[B, L, H, D]`), which slices cannot express.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RowsMut<'a, T> {
-    ptr: *mut T,
+pub(crate) struct RowsMut<'a> {
+    ptr: *mut u8,
+    pub dtype: DType,
+    /// In bytes.
     pub strides: [isize; 4],
     /// Head and token of row `[_, 0, 0]`.
     first: [usize; 2],
     /// Of packed rows, the first token of each batch entry.
     starts: Option<&'a [usize]>,
     pub lse: Option<*mut f32>,
-    _data: PhantomData<&'a mut [T]>,
+    _data: PhantomData<&'a mut [u8]>,
 }
 
-impl<T> RowsMut<'_, T> {
+impl RowsMut<'_> {
     /// Start of the row of a head and token.
     #[inline(always)]
-    pub fn row(&self, b: usize, head: usize, token: usize) -> *mut T {
+    pub fn row(&self, b: usize, head: usize, token: usize) -> *mut u8 {
         let (b, token) = self.starts.map_or((b, token), |starts| (0, starts[b] + token));
         let index = [b, head - self.first[0], token - self.first[1]];
         let offset = index.iter().zip(self.strides).fold(0, |sum, (&i, stride)| sum + i as isize * stride);
         self.ptr.wrapping_offset(offset)
     }
+
+    /// Whether the features of a row lie side by side.
+    #[inline(always)]
+    pub fn is_dense(&self) -> bool {
+        self.strides[3] == self.dtype.size() as isize
+    }
 }
 
-impl<T: Element> Call<'_, T> {
+impl Call<'_> {
     /// Splits the work into tasks, which together write every row: `out` has the shape `[B, Hq, Lq, Dv]`,
     /// `lse` is compact `[B, Hq, Lq]`. `parts` lends the memory for what has to be joined.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size.
-    pub fn split<'o>(
+    /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size, [`Error::Type`] if `out` is not
+    /// of the type of Q.
+    pub fn split<'o, T: Element>(
         &'o self,
         split: Split,
         mut out: ViewMut<'o, T>,
         lse: Option<&'o mut [f32]>,
         parts: &'o mut Scratch,
-    ) -> Result<Tasks<'o, T>, Error> {
+    ) -> Result<Tasks<'o>, Error> {
         expect("out", out.shape(), self.out_shape())?;
+        if T::DTYPE != self.q.dtype {
+            return Err(Error::Type { argument: "out", got: T::DTYPE, expected: self.q.dtype });
+        }
         if let Some(lse) = &lse {
             length("lse", lse.len(), self.rows())?;
         }
@@ -162,9 +177,10 @@ impl<T: Element> Call<'_, T> {
             let len = |b: usize| starts.map_or(lq, |starts| starts[b + 1] - starts[b]);
             (0..b).try_for_each(|b| crate::call::tokens("out", b, len(b), self.q.len(b)))?;
         }
-        let (strides, ptr) = (out.strides(), out.as_mut_ptr());
+        let (strides, ptr) = (bytes(out.strides(), T::DTYPE), out.as_mut_ptr().cast());
         let lse = lse.map(|lse| lse.as_mut_ptr());
-        let out = RowsMut { ptr, strides, first: [0, 0], starts, lse, _data: PhantomData };
+        let (dtype, first) = (T::DTYPE, [0, 0]);
+        let out = RowsMut { ptr, dtype, strides, first, starts, lse, _data: PhantomData };
         let tokens = split.tokens.max(1);
         let mut grid = [b, hk, lq.div_ceil(tokens), 1];
         if self.group == 0 || grid.contains(&0) {
@@ -196,7 +212,7 @@ impl<T: Element> Call<'_, T> {
         queries: Range<usize>,
         out: &'o mut [f32],
         tokens: usize,
-    ) -> Result<Tasks<'o, T>, Error> {
+    ) -> Result<Tasks<'o>, Error> {
         let ([b, hq, lq, _], [_, hk, lk, _]) = (self.q.shape(), self.v.shape());
         expect("v", self.v.shape(), [b, hk, lk, 0])?;
         for (argument, range, axis) in [("heads", &heads, hq), ("queries", &queries, lq)] {
@@ -209,9 +225,9 @@ impl<T: Element> Call<'_, T> {
         length("out", out.len(), len)?;
         let stride = |axes: &[usize]| axes.iter().product::<usize>() as isize;
         let strides = [stride(&shape[1..]), stride(&shape[2..]), stride(&shape[3..]), 1];
-        let first = [heads.start, queries.start];
-        let out =
-            RowsMut { ptr: out.as_mut_ptr(), strides, first, starts: None, lse: None, _data: PhantomData };
+        let (ptr, dtype, strides) = (out.as_mut_ptr().cast(), DType::F32, bytes(strides, DType::F32));
+        let (first, starts, lse) = ([heads.start, queries.start], None, None);
+        let out = RowsMut { ptr, dtype, strides, first, starts, lse, _data: PhantomData };
         let tokens = tokens.max(1);
         let mut grid = [0; 4];
         if len > 0 {
@@ -248,7 +264,7 @@ impl<T: Element> Call<'_, T> {
     }
 }
 
-impl<T: Element> Tasks<'_, T> {
+impl Tasks<'_> {
     /// How many there are.
     pub fn count(&self) -> usize {
         self.grid.iter().product()
@@ -305,7 +321,7 @@ impl<T: Element> Tasks<'_, T> {
                 let tokens = cut(queries.clone(), self.tokens, block);
                 let group = hk * call.group..(hk + 1) * call.group;
                 let heads = group.start.max(heads.start)..group.end.min(heads.end);
-                T::scores(ScoresTask { call, b, hk, tokens, heads, stage, out }, level, scratch)
+                level.dispatch(Map { task: ScoresTask { call, b, hk, tokens, heads, stage, out }, scratch })
             }
         }
     }
@@ -320,7 +336,7 @@ impl<T: Element> Tasks<'_, T> {
     /// Computes a task over all of its keys, or, where there are `parts`, over one span into its part.
     fn attend(
         &self,
-        mut task: Task<'_, T>,
+        mut task: Task<'_>,
         span: usize,
         parts: *mut f32,
         level: Level,
@@ -334,9 +350,9 @@ impl<T: Element> Tasks<'_, T> {
         if kernel == Kernel::Decode {
             task.tokens = 0..call.q.len(b);
         }
-        let run = |task: Task<'_, T>, scratch: &mut Scratch| match kernel {
-            Kernel::Prefill => T::prefill(task, level, scratch),
-            Kernel::Decode => T::decode(task, level, scratch),
+        let run = |task: Task<'_>, scratch: &mut Scratch| match kernel {
+            Kernel::Prefill => level.dispatch(Prefill { task, scratch }),
+            Kernel::Decode => decode(task, level, scratch),
         };
         let over = |span: usize, part: *mut f32| {
             let keys = cut(task.keys.clone(), size, span);
@@ -390,6 +406,11 @@ impl<T: Element> Tasks<'_, T> {
             }
         }
     }
+}
+
+/// Strides in bytes. Wrapping: those of axes with one element are never used.
+fn bytes(strides: [isize; 4], dtype: DType) -> [isize; 4] {
+    strides.map(|stride| stride.wrapping_mul(dtype.size() as isize))
 }
 
 /// Block `number` of a range cut in blocks.

@@ -4,7 +4,6 @@
 
 use core::ops::Range;
 
-use crate::Element;
 use crate::call::Call;
 use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
@@ -35,9 +34,9 @@ pub(crate) unsafe fn cap<I: Isa>(isa: I, st: *mut I::f32s, vectors: usize, cap: 
 /// # Safety
 /// `st` must hold `keys.len() * NQ` vectors.
 #[inline(always)]
-pub(crate) unsafe fn slopes<I: Isa, T: Element, const NQ: usize>(
+pub(crate) unsafe fn slopes<I: Isa, const NQ: usize>(
     isa: I,
-    call: &Call<'_, T>,
+    call: &Call<'_>,
     b: usize,
     rows: &Rows,
     slopes: &[f32],
@@ -99,9 +98,9 @@ pub(crate) unsafe fn add<I: Isa, const NQ: usize>(
 /// # Safety
 /// `st` must hold `keys.len() * NQ` vectors.
 #[inline(always)]
-pub(crate) unsafe fn hide<I: Isa, T: Element, const NQ: usize>(
+pub(crate) unsafe fn hide<I: Isa, const NQ: usize>(
     isa: I,
-    call: &Call<'_, T>,
+    call: &Call<'_>,
     b: usize,
     rows: &Rows,
     st: *mut I::f32s,

@@ -9,35 +9,37 @@
 //! with `NQ * M` independent sums the multiply-add units never wait, and `a` may have any strides at no cost.
 
 use crate::isa::Isa;
-use crate::products::Source;
 
 /// Steps of a tile after which to ask for more.
 const STEPS: usize = 16;
 
-/// Floats of a cache line.
-const LINE: usize = 64 / size_of::<f32>();
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
-/// Some rows to ask for.
+/// Some rows to ask for, wherever they lie.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines {
-    pub rows: Source,
+    pub ptr: *const u8,
+    /// Bytes from row to row, and in a row.
+    pub row: isize,
+    pub bytes: usize,
     pub count: usize,
 }
 
 impl Lines {
-    pub const NONE: Self = Self { rows: Source { ptr: core::ptr::null(), row: 0, features: 0 }, count: 0 };
+    pub const NONE: Self = Self { ptr: core::ptr::null(), row: 0, bytes: 0, count: 0 };
 
     #[inline(always)]
     fn lines(&self) -> usize {
-        self.count * self.rows.features.div_ceil(LINE)
+        self.count * self.bytes.div_ceil(LINE)
     }
 }
 
 /// Asks for rows, for the second-level cache, while a product runs: some lines every `STEPS` steps. All at
 /// once they would fill the buffers that the product's own loads wait in.
 pub(crate) struct Feed {
-    row: *const f32,
-    column: usize,
+    row: *const u8,
+    byte: usize,
     now: Lines,
     then: Lines,
     left: usize,
@@ -50,7 +52,7 @@ impl Feed {
     pub fn new([now, then]: [Lines; 2], count: usize, features: usize, tall: usize) -> Self {
         let left = now.lines() + then.lines();
         let pace = left.div_ceil((count.div_ceil(tall) * features.div_ceil(STEPS)).max(1));
-        Self { row: now.rows.ptr, column: 0, now, then, left, pace }
+        Self { row: now.ptr, byte: 0, now, then, left, pace }
     }
 
     #[inline(always)]
@@ -58,12 +60,12 @@ impl Feed {
         for _ in 0..self.pace.min(self.left) {
             if self.now.count == 0 {
                 (self.now, self.then) = (self.then, Lines::NONE);
-                (self.row, self.column) = (self.now.rows.ptr, 0);
+                (self.row, self.byte) = (self.now.ptr, 0);
             }
-            isa.prefetch(self.row.wrapping_add(self.column));
-            self.column += LINE;
-            if self.column >= self.now.rows.features {
-                (self.column, self.row) = (0, self.row.wrapping_offset(self.now.rows.row));
+            isa.prefetch(self.row.wrapping_add(self.byte));
+            self.byte += LINE;
+            if self.byte >= self.now.bytes {
+                (self.byte, self.row) = (0, self.row.wrapping_offset(self.now.row));
                 self.now.count -= 1;
             }
             self.left -= 1;

@@ -7,8 +7,10 @@
 use core::marker::PhantomData;
 
 use crate::Error;
+use scales::Scales;
 use tokens::Tokens;
 
+mod scales;
 mod tokens;
 
 /// A read-only tensor with four axes: `[batch, head, token, feature]`, or `[batch, head, query, key]` for
@@ -28,6 +30,7 @@ pub struct View<'a, T> {
     shape: [usize; 4],
     strides: [isize; 4],
     tokens: Tokens<'a>,
+    scales: Option<Scales<'a>>,
     _data: PhantomData<&'a [T]>,
 }
 
@@ -68,6 +71,7 @@ impl<'a, T> View<'a, T> {
             shape,
             strides,
             tokens: Tokens::Strided,
+            scales: None,
             _data: PhantomData,
         })
     }
@@ -135,9 +139,9 @@ impl<'a, T> View<'a, T> {
     }
 
     /// The same elements with two axes exchanged. An axis above 3 leaves the view as it is, and so does any
-    /// where the view is packed or paged.
+    /// where the view is packed, paged or scaled.
     pub fn swap_axes(mut self, a: usize, b: usize) -> Self {
-        if a < 4 && b < 4 && self.is_strided() {
+        if a < 4 && b < 4 && self.is_strided() && self.scales.is_none() {
             self.shape.swap(a, b);
             self.strides.swap(a, b);
         }
@@ -152,7 +156,12 @@ impl<'a, T> View<'a, T> {
         for (axis, size) in shape.into_iter().enumerate() {
             match self.shape[axis] {
                 n if n == size => {}
-                1 if self.is_strided() || axis == 1 => (self.shape[axis], self.strides[axis]) = (size, 0),
+                1 if (self.is_strided() || axis == 1) && (self.scales.is_none() || axis < 3) => {
+                    (self.shape[axis], self.strides[axis]) = (size, 0);
+                    if let Some(scales) = &mut self.scales {
+                        scales.strides[axis] = 0;
+                    }
+                }
                 _ => return None,
             }
         }
@@ -167,6 +176,14 @@ impl<'a, T> View<'a, T> {
     pub(crate) fn row(&self, i0: usize, i1: usize, i2: usize) -> *const T {
         debug_assert!(i0 < self.shape[0] && i1 < self.shape[1] && i2 < self.len(i0));
         self.ptr.wrapping_offset(self.tokens.offset(self.strides, i0, i1, i2))
+    }
+
+    /// The same with strides that count bytes.
+    pub(crate) fn bytes(self) -> View<'a, u8> {
+        let Self { ptr, shape, strides, tokens, scales, .. } = self;
+        // Wrapping: strides of axes with one element are never used.
+        let strides = strides.map(|stride| stride.wrapping_mul(size_of::<T>() as isize));
+        View { ptr: ptr.cast(), shape, strides, tokens, scales, _data: PhantomData }
     }
 }
 
@@ -257,19 +274,11 @@ impl<'a, T> ViewMut<'a, T> {
     where
         T: Copy,
     {
-        let [b, h, axis, d] = self.shape;
-        if from.shape != self.shape {
-            return Err(Error::Shape { argument: "from", got: from.shape, expected: self.shape });
-        }
-        for b in 0..b {
-            let (got, expected) = (from.len(b), self.tokens.len(b, axis));
-            if got != expected {
-                return Err(Error::Tokens { argument: "from", b, got, expected });
-            }
-        }
+        self.expect_like(&from)?;
+        let [b, h, _, d] = self.shape;
         for (b, h) in (0..b).flat_map(|b| (0..h).map(move |h| (b, h))) {
             for token in 0..from.len(b) {
-                let to = self.ptr.wrapping_offset(self.tokens.offset(self.strides, b, h, token));
+                let to = self.row(b, h, token);
                 let by_d = self.strides[3];
                 let row = from.row(b, h, token);
                 // SAFETY: the elements of a row of each view; `self` is borrowed mutably, so they are apart.
@@ -285,6 +294,26 @@ impl<'a, T> ViewMut<'a, T> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a view of another shape or with other tokens.
+    pub(crate) fn expect_like<E>(&self, from: &View<'_, E>) -> Result<(), Error> {
+        let [batch, _, axis, _] = self.shape;
+        if from.shape != self.shape {
+            return Err(Error::Shape { argument: "from", got: from.shape, expected: self.shape });
+        }
+        for b in 0..batch {
+            let (got, expected) = (from.len(b), self.tokens.len(b, axis));
+            if got != expected {
+                return Err(Error::Tokens { argument: "from", b, got, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Pointer to the start of row `[b, h, token]`, which must be inside the shape.
+    pub(crate) fn row(&mut self, b: usize, h: usize, token: usize) -> *mut T {
+        self.ptr.wrapping_offset(self.tokens.offset(self.strides, b, h, token))
     }
 
     /// Starts of the sequences, if it is packed.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use headwise_kernels::{Call, Element, Error, Level, Position, Stage, Terms, View, ViewMut};
+use headwise_kernels::{Call, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
 
 use crate::plan::{Plan, Threads};
 
@@ -140,15 +140,16 @@ impl<'a> Attention<'a> {
 
     /// Computes the attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]` into
     /// `out [B, Hq, Lq, Dv]`. Rows that see no key come out as zeros. Packed queries ask for an output packed
-    /// alike; keys and values may be packed, paged or rolling, both with the same lengths.
+    /// alike; keys and values may be packed, paged or rolling, both with the same lengths, and of another type:
+    /// a cache in half precision, or of integers with scales ([`View::scaled`]). The arithmetic is f32.
     ///
     /// # Errors
     /// Every argument is checked before any work; the error names the one at fault and its numbers.
-    pub fn run<T: Element>(
+    pub fn run<T: Element, C: Stored>(
         &self,
         q: View<'a, T>,
-        k: View<'a, T>,
-        v: View<'a, T>,
+        k: View<'a, C>,
+        v: View<'a, C>,
         out: ViewMut<'_, T>,
     ) -> Result<(), Error> {
         self.compute(q, k, v, out, None)
@@ -160,11 +161,11 @@ impl<'a> Attention<'a> {
     ///
     /// # Errors
     /// As [`Attention::run`]; [`Error::Length`] if `lse` does not have `B * Hq * Lq` entries.
-    pub fn run_with_lse<T: Element>(
+    pub fn run_with_lse<T: Element, C: Stored>(
         &self,
         q: View<'a, T>,
-        k: View<'a, T>,
-        v: View<'a, T>,
+        k: View<'a, C>,
+        v: View<'a, C>,
         out: ViewMut<'_, T>,
         lse: &mut [f32],
     ) -> Result<(), Error> {
@@ -188,11 +189,11 @@ impl<'a> Attention<'a> {
     /// # Errors
     /// As [`Attention::run`]; [`Error::Range`] if heads or queries reach beyond their axes;
     /// [`Error::Length`] if `out` does not have the size named above.
-    pub fn scores<T: Element>(
+    pub fn scores<T: Element, C: Stored>(
         &self,
         stage: Stage,
         q: View<'a, T>,
-        k: View<'a, T>,
+        k: View<'a, C>,
         heads: Range<usize>,
         queries: Range<usize>,
         out: &mut [f32],
@@ -205,15 +206,20 @@ impl<'a> Attention<'a> {
     ///
     /// # Errors
     /// As [`Attention::run`].
-    pub fn plan<T: Element>(&self, q: View<'a, T>, k: View<'a, T>, v: View<'a, T>) -> Result<Plan, Error> {
+    pub fn plan<T: Element, C: Stored>(
+        &self,
+        q: View<'a, T>,
+        k: View<'a, C>,
+        v: View<'a, C>,
+    ) -> Result<Plan, Error> {
         Plan::new(&Call::new(q, k, v, &self.terms)?, self.resolve_level()?, self.threads)
     }
 
-    fn compute<T: Element>(
+    fn compute<T: Element, C: Stored>(
         &self,
         q: View<'a, T>,
-        k: View<'a, T>,
-        v: View<'a, T>,
+        k: View<'a, C>,
+        v: View<'a, C>,
         out: ViewMut<'_, T>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {

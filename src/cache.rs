@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use headwise_kernels::{Element, Error, View, ViewMut};
+use headwise_kernels::{DType, Element, Error, Stored, View, ViewMut, convert};
 
 /// The sizes of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,24 @@ pub enum CacheLayout {
     TokenMajor,
 }
 
+impl CacheLayout {
+    fn strides(self, CacheShape { heads, capacity, .. }: CacheShape, features: usize) -> [isize; 4] {
+        // No element has an index above 0 where a size is 0, so what the product is does not matter there.
+        let stride = |sizes: &[usize]| sizes.iter().fold(1isize, |n, &size| n.saturating_mul(size as isize));
+        let (head, token) = match self {
+            CacheLayout::HeadMajor => (stride(&[capacity, features]), stride(&[features])),
+            CacheLayout::TokenMajor => (stride(&[features]), stride(&[heads, features])),
+        };
+        [stride(&[heads, capacity, features]), head, token, 1]
+    }
+}
+
+/// Groups of at most `group` features, as even as they can be: at least one.
+fn groups(features: usize, group: usize) -> usize {
+    let groups = features.div_ceil(group.max(1)).max(1);
+    features.div_ceil(features.div_ceil(groups).max(1)).max(1)
+}
+
 /// What happens when a sequence needs more room than there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WhenFull {
@@ -46,7 +64,10 @@ pub enum WhenFull {
     },
 }
 
-/// Keys and values of a batch of sequences, each with a length of its own.
+/// Keys and values of a batch of sequences, each with a length of its own. The type may be another than the
+/// model's: what is appended is rounded to it, and `i8` keeps a scale for each token and head, or for each group
+/// of its features ([`KvCache::grouped`]): a quarter of the memory of f32 to read at every step, and half of
+/// f16's.
 ///
 /// ```
 /// use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
@@ -62,19 +83,22 @@ pub enum WhenFull {
 /// # Ok::<(), headwise::Error>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct KvCache<T> {
+pub struct KvCache<C> {
     shape: CacheShape,
     layout: CacheLayout,
     when_full: WhenFull,
-    k: Vec<T>,
-    v: Vec<T>,
+    k: Vec<C>,
+    v: Vec<C>,
+    /// Of integers, the scales of K and V, and the features that share one.
+    scales: [Vec<f32>; 2],
+    group: usize,
     lens: Vec<usize>,
     appended: Vec<usize>,
     /// Of a rolling cache, where the oldest token of the ring lies, from the first place of the ring on.
     firsts: Vec<usize>,
 }
 
-impl<T: Element> KvCache<T> {
+impl<C: Stored> KvCache<C> {
     /// An empty cache, [`CacheLayout::HeadMajor`], that refuses more tokens than it has room for.
     ///
     /// # Errors
@@ -88,18 +112,40 @@ impl<T: Element> KvCache<T> {
     /// # Errors
     /// As [`KvCache::new`].
     pub fn with(shape: CacheShape, layout: CacheLayout, when_full: WhenFull) -> Result<Self, Error> {
-        let [k, v] = [shape.d, shape.dv].map(|features| {
+        Self::grouped(shape, layout, when_full, usize::MAX)
+    }
+
+    /// As [`KvCache::with`], of an `i8` cache with a scale for each `group` features of a token and head (0 as
+    /// 1): nearer to what was appended, but for other groups than whole heads decoding is slower. Other types
+    /// have no scales.
+    ///
+    /// # Errors
+    /// As [`KvCache::new`].
+    pub fn grouped(
+        shape: CacheShape,
+        layout: CacheLayout,
+        when_full: WhenFull,
+        group: usize,
+    ) -> Result<Self, Error> {
+        let count = |features: usize, size: usize| {
             let CacheShape { batch, heads, capacity, .. } = shape;
             let sizes = [batch, heads, capacity, features];
             let count = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-            let count = count.filter(|&n| n <= isize::MAX as usize / size_of::<T>().max(1));
+            let count = count.filter(|&n| n <= isize::MAX as usize / size);
             let empty = sizes.contains(&0).then_some(0);
             empty.or(count).ok_or(Error::TooLarge { argument: "cache", shape: sizes })
-        });
-        let (k, v) = (vec![T::default(); k?], vec![T::default(); v?]);
+        };
+        let [k, v] = [shape.d, shape.dv].map(|features| count(features, size_of::<C>()));
+        let (k, v) = (vec![C::default(); k?], vec![C::default(); v?]);
+        let mut scales = [Vec::new(), Vec::new()];
+        if C::DTYPE == DType::I8 {
+            for (scales, features) in scales.iter_mut().zip([shape.d, shape.dv]) {
+                *scales = vec![0.0; count(groups(features, group), size_of::<f32>())?];
+            }
+        }
         let zeros = vec![0; shape.batch];
         let (lens, appended, firsts) = (zeros.clone(), zeros.clone(), zeros);
-        Ok(Self { shape, layout, when_full, k, v, lens, appended, firsts })
+        Ok(Self { shape, layout, when_full, k, v, scales, group, lens, appended, firsts })
     }
 
     /// The sizes; a growing cache has more capacity now than it began with.
@@ -118,24 +164,31 @@ impl<T: Element> KvCache<T> {
         &self.appended
     }
 
-    /// Bytes of keys and values, whether in use or not.
+    /// Bytes of keys, values and scales, whether in use or not.
     pub fn bytes(&self) -> usize {
-        size_of_val(self.k.as_slice()) + size_of_val(self.v.as_slice())
+        let scales: usize = self.scales.iter().map(|scales| size_of_val(scales.as_slice())).sum();
+        size_of_val(self.k.as_slice()) + size_of_val(self.v.as_slice()) + scales
     }
 
     /// The keys for a call, `[B, Hk, capacity, D]`: the view knows the lengths. Nothing is copied.
-    pub fn keys(&self) -> View<'_, T> {
-        self.view(&self.k, self.shape.d)
+    pub fn keys(&self) -> View<'_, C> {
+        self.view(0)
     }
 
     /// The values for a call, `[B, Hk, capacity, Dv]`.
-    pub fn values(&self) -> View<'_, T> {
-        self.view(&self.v, self.shape.dv)
+    pub fn values(&self) -> View<'_, C> {
+        self.view(1)
     }
 
-    fn view<'c>(&'c self, data: &'c [T], features: usize) -> View<'c, T> {
-        let view = self.strided(data, features).rolling(self.kept(), &self.firsts, &self.lens);
-        view.expect("lengths within the capacity")
+    /// Keys (0) or values (1).
+    fn view(&self, side: usize) -> View<'_, C> {
+        let (data, features) = [(&self.k, self.shape.d), (&self.v, self.shape.dv)][side];
+        let mut view = self.strided(data, features);
+        if C::DTYPE == DType::I8 {
+            let scales = self.strided(&self.scales[side], groups(features, self.group));
+            view = view.scaled(scales).expect("the cache's own sizes");
+        }
+        view.rolling(self.kept(), &self.firsts, &self.lens).expect("lengths within the capacity")
     }
 
     /// Places that do not roll.
@@ -145,14 +198,7 @@ impl<T: Element> KvCache<T> {
     }
 
     fn strides(&self, features: usize) -> [isize; 4] {
-        let CacheShape { heads, capacity, .. } = self.shape;
-        // No element has an index above 0 where a size is 0, so what the product is does not matter there.
-        let stride = |sizes: &[usize]| sizes.iter().fold(1isize, |n, &size| n.saturating_mul(size as isize));
-        let (head, token) = match self.layout {
-            CacheLayout::HeadMajor => (stride(&[capacity, features]), stride(&[features])),
-            CacheLayout::TokenMajor => (stride(&[features]), stride(&[heads, features])),
-        };
-        [stride(&[heads, capacity, features]), head, token, 1]
+        self.layout.strides(self.shape, features)
     }
 
     /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` new tokens to every sequence, or,
@@ -163,7 +209,7 @@ impl<T: Element> KvCache<T> {
     /// [`Error::Shape`] or [`Error::Tokens`] if `k` and `v` do not fit the cache or each other,
     /// [`Error::Packed`] if they are paged or rolling, [`Error::Full`] if a sequence has no room for them;
     /// the cache stays as it was.
-    pub fn append(&mut self, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
+    pub fn append<T: Element>(&mut self, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
         let CacheShape { batch, heads, d, dv, .. } = self.shape;
         for (argument, view, features) in [("k", &k, d), ("v", &v, dv)] {
             let expected = [batch, heads, view.shape()[2], features];
@@ -200,7 +246,7 @@ impl<T: Element> KvCache<T> {
     }
 
     /// Appends to one sequence, for which there is room.
-    fn append_entry(&mut self, b: usize, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
+    fn append_entry<T: Element>(&mut self, b: usize, k: View<'_, T>, v: View<'_, T>) -> Result<(), Error> {
         let (n, capacity, keep) = (k.len(0), self.shape.capacity, self.kept());
         let ring = capacity - keep;
         // The places that are free, in order, then the ring from its oldest token on.
@@ -224,7 +270,7 @@ impl<T: Element> KvCache<T> {
     }
 
     /// Writes some of the new tokens to the places from `place` on.
-    fn write(
+    fn write<T: Element>(
         &mut self,
         b: usize,
         place: usize,
@@ -233,35 +279,63 @@ impl<T: Element> KvCache<T> {
         v: View<'_, T>,
     ) -> Result<(), Error> {
         let CacheShape { heads, d, dv, .. } = self.shape;
-        let strides = [self.strides(d), self.strides(dv)];
-        for (data, from, features, strides) in
-            [(&mut self.k, k, d, strides[0]), (&mut self.v, v, dv, strides[1])]
+        // Offset, shape and strides of these places.
+        let places = |features: usize| {
+            let (shape, strides) = ([1, heads, tokens.len(), features], self.strides(features));
+            let offset = b as isize * strides[0] + place as isize * strides[2];
+            (if shape.contains(&0) { 0 } else { offset as usize }, shape, strides)
+        };
+        let at = [d, dv].map(|features| (places(features), places(groups(features, self.group))));
+        let [k_scales, v_scales] = &mut self.scales;
+        for ((data, scales, from), ((offset, shape, strides), of_scales)) in
+            [(&mut self.k, k_scales, k), (&mut self.v, v_scales, v)].into_iter().zip(at)
         {
             let Some(from) = from.tokens(tokens.clone()) else { continue };
-            let shape = [1, heads, tokens.len(), features];
-            let offset = b as isize * strides[0] + place as isize * strides[2];
-            let offset = if shape.contains(&0) { 0 } else { offset as usize };
-            ViewMut::new(data, offset, shape, strides)?.copy_from(from)?;
+            let mut to = ViewMut::new(data, offset, shape, strides)?;
+            if C::DTYPE == DType::I8 {
+                let (offset, shape, strides) = of_scales;
+                convert(from, &mut to, Some(&mut ViewMut::new(scales, offset, shape, strides)?))?;
+            } else {
+                convert(from, &mut to, None)?;
+            }
         }
         Ok(())
     }
 
-    /// Moves to another capacity, at least as long as what is held.
+    /// Moves to another capacity, at least as long as what is held. A cache that grows does not roll.
     fn grow(&mut self, capacity: usize) -> Result<(), Error> {
-        let mut larger = Self::with(CacheShape { capacity, ..self.shape }, self.layout, self.when_full)?;
-        for b in 0..self.shape.batch {
-            let len = self.lens[b];
-            let entry = |data, features| self.strided(data, features).entry(b).and_then(|x| x.tokens(0..len));
-            if let (Some(k), Some(v)) = (entry(&self.k, self.shape.d), entry(&self.v, self.shape.dv)) {
-                larger.append_entry(b, k, v)?;
+        let shape = CacheShape { capacity, ..self.shape };
+        let mut larger = Self::grouped(shape, self.layout, self.when_full, self.group)?;
+        let CacheShape { d, dv, .. } = shape;
+        self.copy_to(&mut larger.k, &self.k, d, capacity)?;
+        self.copy_to(&mut larger.v, &self.v, dv, capacity)?;
+        for ((to, from), features) in larger.scales.iter_mut().zip(&self.scales).zip([d, dv]) {
+            if C::DTYPE == DType::I8 {
+                self.copy_to(to, from, groups(features, self.group), capacity)?;
             }
         }
+        larger.lens.clone_from(&self.lens);
+        larger.appended.clone_from(&self.appended);
         *self = larger;
         Ok(())
     }
 
+    /// Copies all places to those of a cache with another capacity.
+    fn copy_to<E: Copy>(
+        &self,
+        to: &mut [E],
+        from: &[E],
+        features: usize,
+        capacity: usize,
+    ) -> Result<(), Error> {
+        let (larger, CacheShape { batch, heads, .. }) = (CacheShape { capacity, ..self.shape }, self.shape);
+        let shape = [batch, heads, self.shape.capacity, features];
+        ViewMut::new(to, 0, shape, self.layout.strides(larger, features))?
+            .copy_from(self.strided(from, features))
+    }
+
     /// All places, in use or not.
-    fn strided<'c>(&self, data: &'c [T], features: usize) -> View<'c, T> {
+    fn strided<'c, E>(&self, data: &'c [E], features: usize) -> View<'c, E> {
         let CacheShape { batch, heads, capacity, .. } = self.shape;
         let view = View::new(data, 0, [batch, heads, capacity, features], self.strides(features));
         view.expect("the cache's own sizes")

@@ -67,6 +67,6 @@ struct Readme;
 
 pub use attention::{Attention, alibi_slopes};
 pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
-pub use headwise_kernels::{Element, Error, Level, Position, Stage, Terms, View, ViewMut};
+pub use headwise_kernels::{DType, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
 pub use merge::{Partial, merge};
 pub use plan::Plan;

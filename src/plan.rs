@@ -8,7 +8,9 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use headwise_kernels::{Call, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut};
+use headwise_kernels::{
+    Call, DType, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut,
+};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// Which threads compute.
@@ -32,7 +34,7 @@ const SEQUENTIAL: usize = 2_000_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     level: Level,
-    element: &'static str,
+    dtypes: [DType; 2],
     tile: [usize; 2],
     kernels: [Option<Kernel>; 2],
     split: Split,
@@ -42,7 +44,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new<T: Element>(call: &Call<'_, T>, level: Level, threads: Threads) -> Result<Self, Error> {
+    pub(crate) fn new(call: &Call<'_>, level: Level, threads: Threads) -> Result<Self, Error> {
         let ([b, hq, lq, _], hk) = (call.out_shape(), call.kv_heads());
         let nothing = b == 0 || hq == 0 || lq == 0;
         let (threads, why_threads) = match threads {
@@ -76,7 +78,7 @@ impl Plan {
         let run = (tasks / (8 * threads)).clamp(1, 8);
         let split = Split { tokens, run, spans };
         let tile = level.tile()?;
-        Ok(Self { level, element: T::NAME, tile, kernels, split, tasks, threads, why_threads })
+        Ok(Self { level, dtypes: call.dtypes(), tile, kernels, split, tasks, threads, why_threads })
     }
 
     /// The instruction set.
@@ -84,9 +86,13 @@ impl Plan {
         self.level
     }
 
-    /// The kernel's name, `{level}-{type}`, such as `avx512-f32`.
+    /// The kernel's name, `{level}-{type}`, such as `avx512-f32`; with two types, that of the queries and that
+    /// of keys and values, where they differ.
     pub fn kernel(&self) -> String {
-        format!("{}-{}", self.level, self.element)
+        match self.dtypes {
+            [q, kv] if q == kv => format!("{}-{q}", self.level),
+            [q, kv] => format!("{}-{q}-{kv}", self.level),
+        }
     }
 
     /// One sentence for people: which kernel, tile and split, and why.
@@ -108,7 +114,7 @@ impl Plan {
 
     pub(crate) fn run<T: Element>(
         &self,
-        call: &Call<'_, T>,
+        call: &Call<'_>,
         out: ViewMut<'_, T>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
@@ -127,9 +133,9 @@ impl Plan {
         result
     }
 
-    pub(crate) fn run_scores<T: Element>(
+    pub(crate) fn run_scores(
         &self,
-        call: &Call<'_, T>,
+        call: &Call<'_>,
         stage: Stage,
         heads: Range<usize>,
         queries: Range<usize>,
@@ -139,7 +145,7 @@ impl Plan {
     }
 
     /// Computes all tasks. Each thread takes the next one when it is done with its last.
-    fn each<T: Element>(&self, tasks: &Tasks<'_, T>) -> Result<(), Error> {
+    fn each(&self, tasks: &Tasks<'_>) -> Result<(), Error> {
         let work = || {
             with_scratch(|scratch| {
                 while tasks.run_next(self.level, scratch)? {}

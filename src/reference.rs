@@ -2,7 +2,7 @@
 //!
 //! It allocates `[B, Hq, Lq, Lk]` several times over and is not meant for work.
 
-use headwise_kernels::{Call, Element, Error, Terms, View};
+use headwise_kernels::{Call, Element, Error, Stored, Terms, View};
 
 /// All that the reference computes, compact, in f64.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,10 +25,10 @@ pub struct Reference {
 ///
 /// # Errors
 /// As [`crate::Attention::run`].
-pub fn attention<'a, T: Element>(
+pub fn attention<'a, T: Element, C: Stored>(
     q: View<'a, T>,
-    k: View<'a, T>,
-    v: View<'a, T>,
+    k: View<'a, C>,
+    v: View<'a, C>,
     terms: &Terms<'a>,
 ) -> Result<Reference, Error> {
     let call = Call::new(q, k, v, terms)?;
@@ -38,7 +38,8 @@ pub fn attention<'a, T: Element>(
     let [mut scaled, mut capped, mut biased, mut weights] =
         [f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0].map(|x| vec![x; n]);
     let (mut lse, mut out) = (vec![f64::NEG_INFINITY; rows], vec![0.0; rows * dv]);
-    let at = |x: View<'a, T>, i| x.get(i).map_or(0.0, |x| x.to_f32() as f64);
+    let of_q = |i| q.value(i).map_or(0.0, f64::from);
+    let of_kv = |x: View<'a, C>, i| x.value(i).map_or(0.0, f64::from);
     let of = |x: Option<&[f32]>, h: usize, otherwise: f64| x.map_or(otherwise, |x| x[h] as f64);
 
     for row in 0..rows {
@@ -59,7 +60,7 @@ pub fn attention<'a, T: Element>(
         let keys: Vec<usize> = (0..lk).filter(|&j| visible(j)).collect();
         // 2. scores
         for &j in &keys {
-            let dot: f64 = (0..d).map(|c| at(q, [b, h, i, c]) * at(k, [b, kv_head, j, c])).sum();
+            let dot: f64 = (0..d).map(|c| of_q([b, h, i, c]) * of_kv(k, [b, kv_head, j, c])).sum();
             let s = call.scale() as f64 * dot;
             let cap = terms.softcap.map_or(s, |cap| cap as f64 * (s / cap as f64).tanh());
             let bias = terms.bias.map_or(0.0, |bias| broadcast(bias, [b, h, i, j]) as f64);
@@ -81,7 +82,7 @@ pub fn attention<'a, T: Element>(
         // 4. values
         for &j in &keys {
             for c in 0..dv {
-                out[row * dv + c] += gate * weights[row * lk + j] * at(v, [b, kv_head, j, c]);
+                out[row * dv + c] += gate * weights[row * lk + j] * of_kv(v, [b, kv_head, j, c]);
             }
         }
     }

@@ -3,71 +3,72 @@
 use core::ops::Range;
 
 use super::{CHUNK, Few, Pointers};
-use crate::element::Lanes;
+use crate::element::{Load, Store};
 use crate::exp::exp;
 use crate::isa::Isa;
 use crate::join::state;
 use crate::products::shift;
-use crate::{Element, extra, terms};
+use crate::tensor::Tensor;
+use crate::{extra, terms};
 
-impl<T: Element> Few<'_, T> {
+impl Few<'_> {
     /// Scores of all rows over `n` keys. Asks for the values.
     ///
     /// # Safety
     /// `k` must hold rows of `d` readable elements.
     #[inline(always)]
-    pub(super) unsafe fn scores<I: Isa, const NQ: usize>(
+    pub(super) unsafe fn scores<I: Isa, C: Load, const NQ: usize>(
         &self,
         isa: I,
         n: usize,
-        k: &Pointers<T>,
-        v: &Pointers<T>,
+        k: &Pointers,
+        v: &Pointers,
     ) {
         // SAFETY: the caller's; there are `count` rows.
         unsafe {
             let mut r = 0;
             while NQ >= 4 && r + 4 <= self.count {
-                self.score_rows::<I, 4>(isa, r, n, k, v);
+                self.score_rows::<I, C, 4>(isa, r, n, k, v);
                 r += 4;
             }
             while r + 2 <= self.count {
-                self.score_rows::<I, 2>(isa, r, n, k, v);
+                self.score_rows::<I, C, 2>(isa, r, n, k, v);
                 r += 2;
             }
             if r < self.count {
-                self.score_rows::<I, 1>(isa, r, n, k, v);
+                self.score_rows::<I, C, 1>(isa, r, n, k, v);
             }
         }
     }
 
     /// Four keys at a time for `R` rows from `first` on.
     #[inline(always)]
-    unsafe fn score_rows<I: Isa, const R: usize>(
+    unsafe fn score_rows<I: Isa, C: Load, const R: usize>(
         &self,
         isa: I,
         first: usize,
         n: usize,
-        k: &Pointers<T>,
-        v: &Pointers<T>,
+        k: &Pointers,
+        v: &Pointers,
     ) {
         let q = self.q.wrapping_add(first * self.d);
         for j in (0..n).step_by(4) {
-            let k = [k[j], k[j + 1], k[j + 2], k[j + 3]];
+            let k = [k[j], k[j + 1], k[j + 2], k[j + 3]].map(<*const u8>::cast::<C>);
             let v = [v[j], v[j + 1], v[j + 2], v[j + 3]];
             let mut acc = [[isa.splat_f32s(0.0); 4]; R];
             for c in (0..self.d).step_by(I::F32_LANES) {
-                if first == 0 {
+                if first == 0 && c * size_of::<f32>() < self.bytes[1] {
                     for v in v {
-                        isa.prefetch(v.wrapping_add(c).cast());
+                        isa.prefetch(v.wrapping_add(c * size_of::<f32>()));
                     }
                 }
                 // SAFETY: the caller's, of whole vectors.
                 unsafe {
                     let k = [
-                        T::load(isa, k[0].wrapping_add(c)),
-                        T::load(isa, k[1].wrapping_add(c)),
-                        T::load(isa, k[2].wrapping_add(c)),
-                        T::load(isa, k[3].wrapping_add(c)),
+                        C::load(isa, k[0].wrapping_add(c)),
+                        C::load(isa, k[1].wrapping_add(c)),
+                        C::load(isa, k[2].wrapping_add(c)),
+                        C::load(isa, k[3].wrapping_add(c)),
                     ];
                     for (r, acc) in acc.iter_mut().enumerate() {
                         let q = f32::load(isa, q.wrapping_add(r * self.d + c));
@@ -80,6 +81,39 @@ impl<T: Element> Few<'_, T> {
             for (r, acc) in acc.into_iter().enumerate() {
                 // SAFETY: a row of scores has room for whole fours.
                 unsafe { *self.s.add((first + r) * CHUNK + j).cast() = isa.sums(acc) };
+            }
+        }
+    }
+
+    /// Multiplies the scores, or the weights, of some keys by the scales of K, or V.
+    ///
+    /// # Safety
+    /// The scores must hold the keys, in whole vectors.
+    #[inline(always)]
+    pub(super) unsafe fn scale<I: Isa>(&self, isa: I, x: &Tensor<'_>, hk: usize, keys: &Range<usize>) {
+        let Some(([stride, _], _)) = x.scale_strides() else { return };
+        let (mut scales, mut j) = ([0.0; CHUNK], 0);
+        while j < keys.len() {
+            let key = keys.start + j;
+            let Some(first) = x.scale(self.b, hk, key) else { return };
+            let run = x.run(self.b, key).min(keys.len() - j);
+            for (i, scale) in scales[j..j + run].iter_mut().enumerate() {
+                // SAFETY: a key inside the axis has a scale.
+                *scale = unsafe { *first.wrapping_offset(i as isize * stride) };
+            }
+            j += run;
+        }
+        for r in 0..self.count {
+            for x in (0..keys.len()).step_by(I::F32_LANES) {
+                // SAFETY: the caller's; `CHUNK` is a multiple of the lanes.
+                unsafe {
+                    let s = self.s.add(r * CHUNK + x);
+                    f32::store(
+                        isa,
+                        s,
+                        isa.mul_f32s(f32::load(isa, s), f32::load(isa, scales.as_ptr().add(x))),
+                    );
+                }
             }
         }
     }
@@ -198,28 +232,28 @@ impl<T: Element> Few<'_, T> {
     /// # Safety
     /// `v` must hold rows of `dv` readable elements.
     #[inline(always)]
-    pub(super) unsafe fn values<I: Isa, const NQ: usize>(
+    pub(super) unsafe fn values<I: Isa, C: Load, const NQ: usize>(
         &self,
         isa: I,
         n: usize,
-        v: &Pointers<T>,
-        ahead: &Pointers<T>,
+        v: &Pointers,
+        ahead: &Pointers,
         whole: bool,
     ) {
         // SAFETY: the caller's; there are `count` rows.
         unsafe {
             let mut r = 0;
             while NQ >= 4 && whole && r + 4 <= self.count {
-                self.value_rows::<I, 4>(isa, r, n, v, ahead, None);
+                self.value_rows::<I, C, 4>(isa, r, n, v, ahead, None);
                 r += 4;
             }
             while whole && r + 2 <= self.count {
-                self.value_rows::<I, 2>(isa, r, n, v, ahead, None);
+                self.value_rows::<I, C, 2>(isa, r, n, v, ahead, None);
                 r += 2;
             }
             while r < self.count {
                 let seen = if whole { None } else { Some(self.seen[r]) };
-                self.value_rows::<I, 1>(isa, r, n, v, ahead, seen);
+                self.value_rows::<I, C, 1>(isa, r, n, v, ahead, seen);
                 r += 1;
             }
         }
@@ -227,13 +261,13 @@ impl<T: Element> Few<'_, T> {
 
     /// `R` rows from `first` on.
     #[inline(always)]
-    unsafe fn value_rows<I: Isa, const R: usize>(
+    unsafe fn value_rows<I: Isa, C: Load, const R: usize>(
         &self,
         isa: I,
         first: usize,
         n: usize,
-        v: &Pointers<T>,
-        ahead: &Pointers<T>,
+        v: &Pointers,
+        ahead: &Pointers,
         seen: Option<u64>,
     ) {
         let (lanes, mut c) = (I::F32_LANES, 0);
@@ -241,31 +275,31 @@ impl<T: Element> Few<'_, T> {
         unsafe {
             while c + 4 * lanes <= self.dv {
                 let ahead = if first == 0 { Some(ahead) } else { None };
-                self.value_tile::<I, R, 4>(isa, first, n, v, c, ahead, seen);
+                self.value_tile::<I, C, R, 4>(isa, first, n, v, c, ahead, seen);
                 c += 4 * lanes;
             }
             while c < self.dv {
                 let ahead = if first == 0 { Some(ahead) } else { None };
-                self.value_tile::<I, R, 1>(isa, first, n, v, c, ahead, seen);
+                self.value_tile::<I, C, R, 1>(isa, first, n, v, c, ahead, seen);
                 c += lanes;
             }
         }
     }
 
-    /// `C` vectors of features from `c` on, of `R` rows from `first` on.
+    /// `W` vectors of features from `c` on, of `R` rows from `first` on.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    unsafe fn value_tile<I: Isa, const R: usize, const C: usize>(
+    unsafe fn value_tile<I: Isa, C: Load, const R: usize, const W: usize>(
         &self,
         isa: I,
         first: usize,
         n: usize,
-        v: &Pointers<T>,
+        v: &Pointers,
         c: usize,
-        ahead: Option<&Pointers<T>>,
+        ahead: Option<&Pointers>,
         seen: Option<u64>,
     ) {
-        let mut acc = [[isa.splat_f32s(0.0); C]; R];
+        let mut acc = [[isa.splat_f32s(0.0); W]; R];
         // SAFETY: the caller's; a record holds `dv` f32 and more.
         unsafe {
             for (r, acc) in acc.iter_mut().enumerate() {
@@ -277,17 +311,20 @@ impl<T: Element> Few<'_, T> {
             }
             for j in 0..n {
                 if let Some(ahead) = ahead {
-                    for x in 0..C {
-                        isa.prefetch(ahead[j].wrapping_add(c + x * I::F32_LANES).cast());
+                    for x in 0..W {
+                        let byte = (c + x * I::F32_LANES) * size_of::<f32>();
+                        if byte % 64 == 0 && byte < self.bytes[0] {
+                            isa.prefetch(ahead[j].wrapping_add(byte));
+                        }
                     }
                 }
                 if seen.is_some_and(|seen| seen >> j & 1 == 0) {
                     continue;
                 }
-                let row = v[j].wrapping_add(c);
-                let mut value = [isa.splat_f32s(0.0); C];
+                let row = v[j].cast::<C>().wrapping_add(c);
+                let mut value = [isa.splat_f32s(0.0); W];
                 for (x, value) in value.iter_mut().enumerate() {
-                    *value = T::load(isa, row.wrapping_add(x * I::F32_LANES));
+                    *value = C::load(isa, row.wrapping_add(x * I::F32_LANES));
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let weight = isa.splat_f32s(*self.s.add((first + r) * CHUNK + j));

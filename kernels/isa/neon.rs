@@ -1,9 +1,11 @@
 //! NEON: 4 lanes.
 
 use core::arch::aarch64::*;
+use core::arch::asm;
 
+use half::{bf16, f16};
 use pulp::aarch64::Neon;
-use pulp::f32x4;
+use pulp::{f32x4, u32x4};
 
 use super::Isa;
 
@@ -46,9 +48,53 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
-    fn prefetch(self, ptr: *const f32) {
+    fn prefetch(self, ptr: *const u8) {
         // SAFETY: a hint; it reads nothing and faults on no address.
-        unsafe { core::arch::asm!("prfm pldl2keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };
+        unsafe { asm!("prfm pldl2keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, ptr: *const f16) -> f32x4 {
+        let wide: float32x4_t;
+        // SAFETY: `self` proves NEON, which has this conversion; the caller's. Four f16 are eight bytes.
+        unsafe {
+            let x = vld1_u16(ptr.cast());
+            asm!("fcvtl {y:v}.4s, {x:v}.4h", x = in(vreg) x, y = out(vreg) wide,
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        p(wide)
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, ptr: *mut f16, x: f32x4) {
+        let narrow: uint16x4_t;
+        // SAFETY: `self` proves NEON, which has this conversion; the caller's.
+        unsafe {
+            asm!("fcvtn {y:v}.4h, {x:v}.4s", x = in(vreg) v(x), y = out(vreg) narrow,
+                options(pure, nomem, nostack, preserves_flags));
+            vst1_u16(ptr.cast(), narrow);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, ptr: *const bf16) -> f32x4 {
+        // SAFETY: `self` proves NEON; the caller's.
+        unsafe { p(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(ptr.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32x4 {
+        // SAFETY: `self` proves NEON; the caller's, of four bytes.
+        unsafe {
+            let bytes = vcreate_s8(u64::from(ptr.cast::<u32>().read_unaligned()));
+            p(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes)))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_high(self, ptr: *mut bf16, x: u32x4) {
+        // SAFETY: `self` proves NEON; the caller's.
+        unsafe { vst1_u16(ptr.cast(), vshrn_n_u32::<16>(pulp::cast(x))) };
     }
 
     #[inline(always)]

@@ -1,9 +1,11 @@
 //! AVX2 (8 lanes) and AVX-512 (16 lanes).
 
+use core::arch::asm;
 use core::arch::x86_64::*;
 
+use half::{bf16, f16};
 use pulp::x86::{V3, V4};
-use pulp::{cast, f32x8, f32x16};
+use pulp::{cast, f32x8, f32x16, u32x8, u32x16};
 
 use super::Isa;
 
@@ -55,9 +57,43 @@ impl Isa for V3 {
     }
 
     #[inline(always)]
-    fn prefetch(self, ptr: *const f32) {
+    fn prefetch(self, ptr: *const u8) {
         // SAFETY: a hint; it reads nothing and faults on no address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, ptr: *const f16) -> f32x8 {
+        // SAFETY: `self` proves AVX; the caller's.
+        unsafe { if has_f16c() { cast(widen(ptr)) } else { widen_without(ptr) } }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, ptr: *mut f16, x: f32x8) {
+        // SAFETY: `self` proves AVX; the caller's.
+        unsafe { if has_f16c() { narrow(ptr, cast(x)) } else { narrow_without(ptr, x) } }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, ptr: *const bf16) -> f32x8 {
+        // SAFETY: `self` proves AVX2; the caller's.
+        unsafe { cast(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32x8 {
+        // SAFETY: `self` proves AVX2; the caller's.
+        unsafe { cast(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(ptr.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_high(self, ptr: *mut bf16, x: u32x8) {
+        // SAFETY: `self` proves AVX2; the caller's. Packing goes by halves: the quarters 0 and 2 are left.
+        unsafe {
+            let high = _mm256_srli_epi32::<16>(cast(x));
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(high, high));
+            _mm_storeu_si128(ptr.cast(), _mm256_castsi256_si128(packed));
+        }
     }
 
     #[inline(always)]
@@ -96,6 +132,68 @@ impl Isa for V3 {
             let sums = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
             cast(_mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums)))
         }
+    }
+}
+
+/// Whether the processor converts f16 (F16C): nearly all with AVX2 do.
+#[inline(always)]
+pub(crate) fn has_f16c() -> bool {
+    std::is_x86_feature_detected!("f16c")
+}
+
+/// Widens 8 f16 by F16C. The compiler would call, not inline, its own function for it: the features of the
+/// token do not include F16C. To the compiler this one is AVX code.
+///
+/// # Safety
+/// The processor must have AVX and F16C; `ptr` must be valid for reading 8 elements.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn widen(ptr: *const f16) -> __m256 {
+    let wide;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("vcvtph2ps {y}, xmmword ptr [{x}]", x = in(reg) ptr, y = lateout(ymm_reg) wide,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    wide
+}
+
+/// Narrows 8 f32 to the nearest f16 by F16C.
+///
+/// # Safety
+/// The processor must have AVX and F16C; `ptr` must be valid for writing 8 elements.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn narrow(ptr: *mut f16, x: __m256) {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("vcvtps2ph xmmword ptr [{y}], {x}, 0", x = in(ymm_reg) x, y = in(reg) ptr,
+            options(nostack, preserves_flags));
+    }
+}
+
+/// [`widen`] without F16C.
+///
+/// # Safety
+/// `ptr` must be valid for reading 8 elements.
+#[cold]
+#[inline(never)]
+unsafe fn widen_without(ptr: *const f16) -> f32x8 {
+    // SAFETY: the caller's.
+    cast(core::array::from_fn::<f32, 8, _>(|i| unsafe { *ptr.add(i) }.to_f32_const()))
+}
+
+/// [`narrow`] without F16C.
+///
+/// # Safety
+/// `ptr` must be valid for writing 8 elements.
+#[cold]
+#[inline(never)]
+unsafe fn narrow_without(ptr: *mut f16, x: f32x8) {
+    let x: [f32; 8] = cast(x);
+    for (i, x) in x.into_iter().enumerate() {
+        // SAFETY: the caller's.
+        unsafe { *ptr.add(i) = f16::from_f32_const(x) };
     }
 }
 
@@ -151,9 +249,45 @@ impl Isa for V4 {
     }
 
     #[inline(always)]
-    fn prefetch(self, ptr: *const f32) {
+    fn prefetch(self, ptr: *const u8) {
         // SAFETY: a hint; it reads nothing and faults on no address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) };
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, ptr: *const f16) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe { cast(_mm512_cvtph_ps(_mm256_loadu_si256(ptr.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, ptr: *mut f16, x: f32x16) {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe {
+            let narrow = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(cast(x));
+            _mm256_storeu_si256(ptr.cast(), narrow);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, ptr: *const bf16) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe { cast(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, ptr: *const i8) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe { cast(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(ptr.cast())))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_high(self, ptr: *mut bf16, x: u32x16) {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe {
+            let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(cast(x)));
+            _mm256_storeu_si256(ptr.cast(), high);
+        }
     }
 
     #[inline(always)]

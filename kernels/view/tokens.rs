@@ -173,6 +173,9 @@ impl<'a, T> View<'a, T> {
         }
         let (offset, len) = (self.tokens.offset(self.strides, b, 0, 0), self.len(b));
         self.ptr = self.ptr.wrapping_offset(offset);
+        if let Some(scales) = &mut self.scales {
+            scales.skip(self.tokens.offset(scales.strides, b, 0, 0));
+        }
         (self.shape[0], self.shape[2], self.tokens) = (1, len, Tokens::Strided);
         Some(self)
     }
@@ -184,6 +187,9 @@ impl<'a, T> View<'a, T> {
             return None;
         }
         self.ptr = self.ptr.wrapping_offset(range.start as isize * self.strides[2]);
+        if let Some(scales) = &mut self.scales {
+            scales.skip(range.start as isize * scales.strides[2]);
+        }
         self.shape[2] = range.len();
         Some(self)
     }

@@ -1,0 +1,200 @@
+//! Half precision: every level against the reference on the rounded inputs, within half a unit of the output's
+//! last place and 2e-5; rounding, subnormals, NaN, scores and sums beyond what a half can hold.
+
+use half::{bf16, f16};
+use headwise::{Attention, Element, Level, Position, Terms, View, ViewMut, reference};
+
+/// Uniform in [-1, 1): a hash of the index (Knuth's multiplicative).
+fn fill<T: Element>(n: usize, seed: u32) -> Vec<T> {
+    let hash =
+        |i: u32| (i ^ seed << 20).wrapping_mul(2_654_435_761).rotate_left(15).wrapping_mul(0x85eb_ca6b);
+    (0..n as u32).map(|i| T::from_f32(hash(i) as i32 as f32 / 2f32.powi(31))).collect()
+}
+
+/// A type with the number of bits behind its leading one, and the exponent of its smallest number.
+trait Half: Element {
+    const BITS: i32;
+    const LEAST: i32;
+    /// What lies between two neighbours at `x`.
+    fn ulp(x: f64) -> f64 {
+        2f64.powi((x.abs().log2().floor() as i32).saturating_sub(Self::BITS).max(Self::LEAST))
+    }
+}
+
+impl Half for f16 {
+    const BITS: i32 = 10;
+    const LEAST: i32 = -24;
+}
+
+impl Half for bf16 {
+    const BITS: i32 = 7;
+    const LEAST: i32 = -133;
+}
+
+fn every_pair_of_lengths<T: Half>() {
+    let lengths = [0, 1, 2, 15, 17, 33, 64, 65, 130, 257];
+    let mut turn = 0;
+    for lq in lengths {
+        for lk in lengths {
+            turn += 1;
+            let [d, dv] = [turn * 37 % 130 + 1, turn * 91 % 130 + 1];
+            let [hk, group] = [1 + turn % 2, [1, 2, 3][turn % 3]];
+            let (b, hq, lens) = (2, hk * group, [lk - lk / 3, lk]);
+            let terms = Terms {
+                causal: turn % 4 < 2,
+                position: [Position::TopLeft, Position::BottomRight, Position::At(-3)][turn % 3],
+                kv_lens: (turn % 6 == 5).then_some(&lens),
+                ..Terms::default()
+            };
+            let (q, k, v) = (
+                fill::<T>(b * hq * lq * d, 1),
+                fill::<T>(b * hk * lk * d, 2),
+                fill::<T>(b * hk * lk * dv, 3),
+            );
+            let q = View::bhld(&q, [b, hq, lq, d]).unwrap();
+            let k = View::blhd(&k, [b, lk, hk, d]).unwrap();
+            let v = View::bhld(&v, [b, hk, lk, dv]).unwrap();
+            let want = reference::attention(q, k, v, &terms).unwrap();
+            for level in Level::available() {
+                let (mut out, mut lse) =
+                    (vec![T::from_f32(f32::NAN); b * hq * lq * dv], vec![f32::NAN; b * hq * lq]);
+                let to = ViewMut::bhld(&mut out, [b, hq, lq, dv]).unwrap();
+                Attention::with_terms(terms).level(level).run_with_lse(q, k, v, to, &mut lse).unwrap();
+                let what = format!("{level}-{}: {lq} x {lk}, D {d}, Dv {dv}, {terms:?}", T::DTYPE);
+                for (got, &want) in out.iter().zip(&want.out) {
+                    let (got, limit) = (got.to_f32() as f64, T::ulp(want) / 2.0 + 2e-5);
+                    assert!((got - want).abs() <= limit, "{what}: {got} instead of {want}");
+                }
+                for (&got, &want) in lse.iter().zip(&want.lse) {
+                    assert!(got as f64 == want || (got as f64 - want).abs() <= 4e-6, "{what}: {got} {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn f16_every_pair_of_lengths() {
+    every_pair_of_lengths::<f16>();
+}
+
+#[test]
+fn bf16_every_pair_of_lengths() {
+    every_pair_of_lengths::<bf16>();
+}
+
+/// One key, so that the output is the value: through widening and narrowing at every level and in both kernels.
+/// `lq` queries read `dv` values each.
+fn values_survive<T: Element>(values: &[T], lq: usize, same: impl Fn(T, T) -> bool) {
+    let (q, k) = (vec![T::default(); lq], [T::default()]);
+    for level in Level::available() {
+        for (chunk, values) in values.chunks(1024).enumerate() {
+            let mut out = vec![T::default(); lq * values.len()];
+            Attention::new()
+                .level(level)
+                .run(
+                    View::bhld(&q, [1, 1, lq, 1]).unwrap(),
+                    View::bhld(&k, [1, 1, 1, 1]).unwrap(),
+                    View::bhld(values, [1, 1, 1, values.len()]).unwrap(),
+                    ViewMut::bhld(&mut out, [1, 1, lq, values.len()]).unwrap(),
+                )
+                .unwrap();
+            for (at, &got) in out.iter().enumerate() {
+                let want = values[at % values.len()];
+                assert!(same(got, want), "{level}-{}: {:?} became {got:?}", T::DTYPE, (chunk, want));
+            }
+        }
+    }
+}
+
+/// All 65536 of each type: subnormals too, NaN stays NaN, and -0 may come out as 0.
+#[test]
+fn every_number_survives() {
+    for lq in [1, 20] {
+        let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        values_survive(&all, lq, |got, want| got == want || (got.is_nan() && want.is_nan()));
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        values_survive(&all, lq, |got, want| got == want || (got.is_nan() && want.is_nan()));
+    }
+}
+
+/// Two keys of equal weight: the mean of neighbours lies half way and goes to the even one.
+fn halves_go_to_even<T: Element>(from_bits: impl Fn(u16) -> T, to_bits: impl Fn(T) -> u16, normal: u16) {
+    let bits: Vec<u16> = (normal..normal + 100).collect();
+    let v: Vec<T> = bits.iter().copied().chain(bits.iter().map(|bits| bits + 1)).map(from_bits).collect();
+    for lq in [1, 20] {
+        let (q, k) = (vec![T::default(); lq], [T::default(); 2]);
+        for level in Level::available() {
+            let mut out = vec![T::default(); lq * 100];
+            Attention::new()
+                .level(level)
+                .run(
+                    View::bhld(&q, [1, 1, lq, 1]).unwrap(),
+                    View::bhld(&k, [1, 1, 2, 1]).unwrap(),
+                    View::bhld(&v, [1, 1, 2, 100]).unwrap(),
+                    ViewMut::bhld(&mut out, [1, 1, lq, 100]).unwrap(),
+                )
+                .unwrap();
+            for (at, &got) in out.iter().enumerate() {
+                let even = (bits[at % 100] + 1) & !1;
+                assert_eq!(to_bits(got), even, "{level}-{}: {got:?}", T::DTYPE);
+            }
+        }
+    }
+}
+
+#[test]
+fn rounding_is_to_nearest_even() {
+    halves_go_to_even(f16::from_bits, f16::to_bits, 0x3c00);
+    halves_go_to_even(bf16::from_bits, bf16::to_bits, 0x3f80);
+}
+
+/// Many equal weights: each is 2^-16, their sum is 1, and so are the values that they weigh.
+#[test]
+fn long_sums_lose_nothing() {
+    let (lk, d) = (65536, 8);
+    for lq in [1, 16] {
+        let (q, k, v) = (vec![f16::ZERO; lq * d], vec![f16::ONE; lk * d], vec![f16::ONE; lk * d]);
+        for level in Level::available() {
+            let mut out = vec![f16::NAN; lq * d];
+            Attention::new()
+                .level(level)
+                .run(
+                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
+                    View::bhld(&k, [1, 1, lk, d]).unwrap(),
+                    View::bhld(&v, [1, 1, lk, d]).unwrap(),
+                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
+                )
+                .unwrap();
+            assert_eq!(out, vec![f16::ONE; lq * d], "{level}");
+        }
+    }
+}
+
+/// Scores of 128 * 100 * 100 / sqrt(128), beyond 65504, and their differences.
+#[test]
+fn scores_beyond_what_a_half_holds() {
+    let d = 128;
+    let q = vec![f16::from_f32(100.0); d];
+    let k: Vec<f16> = (0..2 * d).map(|at| f16::from_f32(if at < d { 100.0 } else { 50.0 })).collect();
+    let v: Vec<f16> = (0..2 * d).map(|at| f16::from_f32(if at < d { 1.0 } else { 2.0 })).collect();
+    for lq in [1, 20] {
+        let q = q.repeat(lq);
+        for level in Level::available() {
+            let (mut out, mut lse) = (vec![f16::NAN; lq * d], vec![0.0; lq]);
+            Attention::new()
+                .level(level)
+                .run_with_lse(
+                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
+                    View::bhld(&k, [1, 1, 2, d]).unwrap(),
+                    View::bhld(&v, [1, 1, 2, d]).unwrap(),
+                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
+                    &mut lse,
+                )
+                .unwrap();
+            assert_eq!(out, vec![f16::ONE; lq * d], "{level}");
+            let want = 1e4 * (d as f32).sqrt();
+            assert!(lse.iter().all(|lse| (lse - want).abs() < 2e-6 * want), "{level}: {lse:?}, not {want}");
+        }
+    }
+}
