@@ -90,7 +90,7 @@ impl<'a, T> View<'a, T> {
         strides: [isize; 4],
     ) -> Result<Self, Error> {
         count(shape).ok_or(Error::TooLarge { argument: "view", shape })?;
-        Ok(Self { ptr, shape, strides, tokens: Tokens::Strided, _data: PhantomData })
+        Ok(Self { ptr, shape, strides, tokens: Tokens::Strided, scales: None, _data: PhantomData })
     }
 
     /// A compact `[B, H, L, D]` tensor, sizes in that order.

@@ -2,15 +2,16 @@
 
 use std::fmt::Debug;
 
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor, bail};
-use headwise::{CacheLayout, CacheShape, WhenFull};
+use headwise::{CacheLayout, CacheShape, Stored, WhenFull};
 
 use crate::op::{ForType, NAME, Number, attend, for_type, on_cpu, refusal, stored};
 use crate::options::Options;
 
 /// The keys and values of a batch of sequences: `candle_nn::kv_cache::KvCache` and the attention over it in one.
 ///
-/// Sizes and type are those of the first keys and values. Appending writes the new tokens only, attention reads
+/// Sizes are those of the first keys and values, and the type too unless [`KvCache::stored_as`] names one. Appending writes the new tokens only, attention reads
 /// the cache where it lies, and each sequence has a length of its own. It is for inference: what asks for
 /// gradients is refused.
 ///
@@ -34,6 +35,7 @@ pub struct KvCache {
     capacity: usize,
     layout: CacheLayout,
     when_full: WhenFull,
+    stored: Option<headwise::DType>,
     held: Option<Box<dyn Held>>,
 }
 
@@ -51,7 +53,14 @@ impl KvCache {
 
     /// An empty cache of any kind.
     pub fn with(capacity: usize, layout: CacheLayout, when_full: WhenFull) -> Self {
-        Self { capacity, layout, when_full, held: None }
+        Self { capacity, layout, when_full, stored: None, held: None }
+    }
+
+    /// Keeps keys and values as `dtype`, whatever type they come in: rounded, or as `I8` with a scale for each token
+    /// and head. Less memory to read at every step.
+    pub fn stored_as(mut self, dtype: headwise::DType) -> Self {
+        self.stored = Some(dtype);
+        self
     }
 
     /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` tokens to every sequence. Sequences of
@@ -62,11 +71,8 @@ impl KvCache {
     /// gradients, or if there is no room; the cache stays as it was.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()> {
         check([("k", k), ("v", v)])?;
-        let dtype = self.held.as_ref().map_or(k.dtype(), |held| held.dtype());
-        for (argument, tensor) in [("k", k), ("v", v)] {
-            if tensor.dtype() != dtype {
-                bail!("{NAME}: {argument} is {:?}, but the cache holds {dtype:?}", tensor.dtype());
-            }
+        if v.dtype() != k.dtype() {
+            bail!("{NAME}: v is {:?}, but k is {:?}", v.dtype(), k.dtype());
         }
         let appended = match &mut self.held {
             Some(held) => held.append(k, v),
@@ -79,9 +85,26 @@ impl KvCache {
     fn first(&self, k: &Tensor, v: &Tensor) -> Result<Box<dyn Held>> {
         let ((batch, heads, _, d), (.., dv)) = (k.dims4()?, v.dims4()?);
         let shape = CacheShape { batch, heads, capacity: self.capacity, d, dv };
-        let mut held = for_type(k.dtype(), New { shape, layout: self.layout, when_full: self.when_full })?;
+        let stored = match (self.stored, k.dtype()) {
+            (Some(stored), _) => stored,
+            (None, DType::F16) => headwise::DType::F16,
+            (None, DType::BF16) => headwise::DType::Bf16,
+            (None, _) => headwise::DType::F32,
+        };
+        let mut held: Box<dyn Held> = match stored {
+            headwise::DType::F32 => self.typed::<f32>(shape)?,
+            headwise::DType::F16 => self.typed::<half::f16>(shape)?,
+            headwise::DType::Bf16 => self.typed::<half::bf16>(shape)?,
+            headwise::DType::I8 => self.typed::<i8>(shape)?,
+            other => bail!("{NAME}: a cache of {other} is not supported"),
+        };
         held.append(k, v)?;
         Ok(held)
+    }
+
+    fn typed<C: Stored>(&self, shape: CacheShape) -> Result<Box<dyn Held>> {
+        let cache = headwise::KvCache::<C>::with(shape, self.layout, self.when_full).map_err(refusal)?;
+        Ok(Box::new(Typed(cache)))
     }
 
     /// The attention of `q [B, Hq, n, D]` over the cache, `[B, Hq, n, Dv]`. By default the last query stands at
@@ -94,9 +117,6 @@ impl KvCache {
         let Some(held) = &self.held else {
             bail!("{NAME}: q of shape {:?} over a cache to which nothing has been appended", q.shape());
         };
-        if q.dtype() != held.dtype() {
-            bail!("{NAME}: q is {:?}, but the cache holds {:?}", q.dtype(), held.dtype());
-        }
         let out = held.sdpa(q, options).and_then(|out| out.transpose(1, 2));
         out.map_err(|error| error.context(format!("attention of q {:?} over {held:?}", q.dims())))
     }
@@ -157,7 +177,6 @@ fn check<const N: usize>(tensors: [(&str, &Tensor); N]) -> Result<()> {
 
 /// A cache of some type.
 trait Held: Debug + Send + Sync {
-    fn dtype(&self) -> DType;
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()>;
     fn sdpa(&self, q: &Tensor, options: &Options) -> Result<Tensor>;
     fn lens(&self) -> &[usize];
@@ -166,40 +185,22 @@ trait Held: Debug + Send + Sync {
     fn boxed(&self) -> Box<dyn Held>;
 }
 
-struct New {
-    shape: CacheShape,
-    layout: CacheLayout,
-    when_full: WhenFull,
-}
-
-impl ForType for New {
-    type Output = Box<dyn Held>;
-    fn run<T: Number>(self) -> Result<Self::Output> {
-        let cache = headwise::KvCache::<T>::with(self.shape, self.layout, self.when_full).map_err(refusal)?;
-        Ok(Box::new(Typed(cache)))
-    }
-}
-
 #[derive(Clone)]
-struct Typed<T>(headwise::KvCache<T>);
+struct Typed<C>(headwise::KvCache<C>);
 
-impl<T: Number> Debug for Typed<T> {
+impl<C: Stored> Debug for Typed<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let CacheShape { batch, heads, capacity, d, dv } = self.0.shape();
-        write!(f, "a cache [{batch}, {heads}, {capacity}, {d} and {dv}] of {:?}, tokens ", T::DTYPE)?;
+        write!(f, "a cache [{batch}, {heads}, {capacity}, {d} and {dv}] of {}, tokens ", C::DTYPE)?;
         self.0.lens().fmt(f)
     }
 }
 
-impl<T: Number> Held for Typed<T> {
-    fn dtype(&self) -> DType {
-        T::DTYPE
-    }
-
+impl<C: Stored> Held for Typed<C> {
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()> {
         let ((k, k_layout), (v, v_layout)) = (k.storage_and_layout(), v.storage_and_layout());
         let (Storage::Cpu(k), Storage::Cpu(v)) = (&*k, &*v) else { bail!("{NAME}: not on the CPU") };
-        self.0.append(stored((k, k_layout))?, stored((v, v_layout))?).map_err(refusal)
+        for_type(k.dtype(), Append { cache: &mut self.0, k: (k, k_layout), v: (v, v_layout) })
     }
 
     fn sdpa(&self, q: &Tensor, options: &Options) -> Result<Tensor> {
@@ -223,18 +224,40 @@ impl<T: Number> Held for Typed<T> {
     }
 }
 
+/// Appending, once the type of what is new is known.
+struct Append<'a, C> {
+    cache: &'a mut headwise::KvCache<C>,
+    k: (&'a CpuStorage, &'a Layout),
+    v: (&'a CpuStorage, &'a Layout),
+}
+
+impl<C: Stored> ForType for Append<'_, C> {
+    type Output = ();
+    fn run<T: Number>(self) -> Result<()> {
+        self.cache.append(stored::<T>(self.k)?, stored::<T>(self.v)?).map_err(refusal)
+    }
+}
+
 /// Attention over a cache, as an operation on the queries.
-struct Over<'a, T> {
-    cache: &'a headwise::KvCache<T>,
+struct Over<'a, C> {
+    cache: &'a headwise::KvCache<C>,
     options: &'a Options,
 }
 
-impl<T: Number> CustomOp1 for Over<'_, T> {
+impl<C: Stored> CustomOp1 for Over<'_, C> {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn cpu_fwd(&self, q: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        attend::<T>(self.options, stored((q, layout))?, self.cache.keys(), self.cache.values())
+        struct Queries<'a, C>(&'a Over<'a, C>, &'a CpuStorage, &'a Layout);
+        impl<C: Stored> ForType for Queries<'_, C> {
+            type Output = (CpuStorage, Shape);
+            fn run<T: Number>(self) -> Result<Self::Output> {
+                let Queries(Over { cache, options }, q, layout) = self;
+                attend(options, stored::<T>((q, layout))?, cache.keys(), cache.values())
+            }
+        }
+        for_type(q.dtype(), Queries(self, q, layout))
     }
 }

@@ -104,7 +104,9 @@ pub fn flash_attn<T: WithDType>(
             None => options.bias(&mask),
         },
     };
-    sdpa(&q.transpose(1, 2)?, &k.transpose(1, 2)?, &v.transpose(1, 2)?, &options)?.to_dtype(DType::F32)
+    // Of F32 queries the result is F32, not rounded to a shorter type.
+    let q = q.to_dtype(DType::F32)?;
+    sdpa(&q.transpose(1, 2)?, &k.transpose(1, 2)?, &v.transpose(1, 2)?, &options)
 }
 
 fn at(kv_offset: usize) -> Position<'static> {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Tensor, WithDType, bail};
 use headwise::{View, ViewMut};
 
@@ -12,9 +13,10 @@ use crate::plain;
 pub(crate) const NAME: &str = "headwise-sdpa";
 
 /// The attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]`, `Hq` a multiple of `Hk`:
-/// `[B, Hq, Lq, Dv]`, of the type of the inputs. Rows that see no key come out as zeros.
+/// `[B, Hq, Lq, Dv]`, of the type of `q`. Rows that see no key come out as zeros.
 ///
-/// The tensors are read where they lie. In the result the tokens lie outside the heads, so that
+/// The types are F32, F16 and BF16; `k` and `v` may have another than `q`. Scores, softmax and sums are f32. The
+/// tensors are read where they lie. In the result the tokens lie outside the heads, so that
 /// `transpose(1, 2)` and a `reshape` to `[B, Lq, Hq * Dv]`, the usual next step, copy nothing.
 ///
 /// # Errors
@@ -40,9 +42,9 @@ fn check(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
         if tensor.rank() != 4 {
             bail!("{NAME}: {argument} has shape {:?}, expected the axes [B, H, L, D]", tensor.shape());
         }
-        if tensor.dtype() != q.dtype() {
-            bail!("{NAME}: {argument} is {:?}, but q is {:?}", tensor.dtype(), q.dtype());
-        }
+    }
+    if v.dtype() != k.dtype() {
+        bail!("{NAME}: v is {:?}, but k is {:?}", v.dtype(), k.dtype());
     }
     Ok(())
 }
@@ -68,7 +70,7 @@ fn with_shapes(error: Error, q: &Tensor, k: &Tensor, v: &Tensor) -> Error {
 pub(crate) trait Number: headwise::Element + WithDType {}
 impl<T: headwise::Element + WithDType> Number for T {}
 
-/// Something to do for whatever type the tensors have.
+/// Something to do for whatever type a tensor has.
 pub(crate) trait ForType {
     type Output;
     fn run<T: Number>(self) -> Result<Self::Output>;
@@ -78,7 +80,9 @@ pub(crate) trait ForType {
 pub(crate) fn for_type<W: ForType>(dtype: DType, work: W) -> Result<W::Output> {
     match dtype {
         DType::F32 => work.run::<f32>(),
-        other => bail!("{NAME}: {other:?} is not supported; q, k and v must be F32"),
+        DType::F16 => work.run::<half::f16>(),
+        DType::BF16 => work.run::<half::bf16>(),
+        other => bail!("{NAME}: {other:?} is not supported; the types are F32, F16 and BF16"),
     }
 }
 
@@ -103,16 +107,8 @@ impl CustomOp3 for Sdpa {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        struct Forward<'a>(&'a Options, [Stored<'a>; 3]);
-        impl ForType for Forward<'_> {
-            type Output = (CpuStorage, Shape);
-            fn run<T: Number>(self) -> Result<Self::Output> {
-                let Forward(options, [q, k, v]) = self;
-                attend::<T>(options, stored(q)?, stored(k)?, stored(v)?)
-            }
-        }
-        let dtype = candle_core::backend::BackendStorage::dtype(q);
-        for_type(dtype, Forward(&self.options, [(q, q_layout), (k, k_layout), (v, v_layout)]))
+        let (keys, values) = ((k, k_layout), (v, v_layout));
+        for_type(q.dtype(), Queries { options: &self.options, q: (q, q_layout), kv: [keys, values] })
     }
 
     fn bwd(
@@ -137,6 +133,36 @@ impl CustomOp3 for Sdpa {
     }
 }
 
+/// The call, once the type of the queries is known.
+struct Queries<'a> {
+    options: &'a Options,
+    q: Stored<'a>,
+    kv: [Stored<'a>; 2],
+}
+
+impl ForType for Queries<'_> {
+    type Output = (CpuStorage, Shape);
+    fn run<T: Number>(self) -> Result<Self::Output> {
+        let q = stored::<T>(self.q)?;
+        for_type(self.kv[0].0.dtype(), KeysAndValues { options: self.options, q, kv: self.kv })
+    }
+}
+
+/// The call, once the type of the keys and values is known, too.
+struct KeysAndValues<'a, T> {
+    options: &'a Options,
+    q: View<'a, T>,
+    kv: [Stored<'a>; 2],
+}
+
+impl<T: Number> ForType for KeysAndValues<'_, T> {
+    type Output = (CpuStorage, Shape);
+    fn run<C: Number>(self) -> Result<Self::Output> {
+        let [k, v] = self.kv;
+        attend(self.options, self.q, stored::<C>(k)?, stored::<C>(v)?)
+    }
+}
+
 /// A stored tensor as a view. Nothing is copied.
 pub(crate) fn stored<T: Number>((storage, layout): Stored<'_>) -> Result<View<'_, T>> {
     view(storage.as_slice()?, layout).map_err(refusal)
@@ -158,14 +184,14 @@ pub(crate) fn view<'a, T>(
 }
 
 /// One call; the result has the axes `[B, Lq, Hq, Dv]`.
-pub(crate) fn attend<T: Number>(
+pub(crate) fn attend<T: Number, C: headwise::Stored>(
     options: &Options,
     q: View<'_, T>,
-    k: View<'_, T>,
-    v: View<'_, T>,
+    k: View<'_, C>,
+    v: View<'_, C>,
 ) -> Result<(CpuStorage, Shape)> {
     let ([b, hq, lq, _], [.., dv]) = (q.shape(), v.shape());
-    let out = options.with([q, k, v], |attention, [q, k, v]| {
+    let out = options.with(q, [k, v], |attention, q, [k, v]| {
         attention.plan(q, k, v)?; // before there is memory for the result
         let mut out = vec![T::default(); b * lq * hq * dv];
         attention.run(q, k, v, ViewMut::blhd(&mut out, [b, lq, hq, dv])?)?;

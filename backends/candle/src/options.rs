@@ -152,10 +152,15 @@ impl Options {
     }
 
     /// Hands the options to `run` as headwise's, with the views that it computes on.
-    pub(crate) fn with<T, R>(
+    pub(crate) fn with<T, C, R>(
         &self,
-        views: [View<'_, T>; 3],
-        run: impl for<'x> FnOnce(Attention<'x>, [View<'x, T>; 3]) -> std::result::Result<R, headwise::Error>,
+        q: View<'_, T>,
+        kv: [View<'_, C>; 2],
+        run: impl for<'x> FnOnce(
+            Attention<'x>,
+            View<'x, T>,
+            [View<'x, C>; 2],
+        ) -> std::result::Result<R, headwise::Error>,
     ) -> Result<R> {
         let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)).transpose()?;
         for (argument, tensor) in [("mask", &self.mask), ("bias", &bias)] {
@@ -197,7 +202,7 @@ impl Options {
         if self.sequential {
             attention = attention.sequential();
         }
-        run(attention, views).map_err(refusal)
+        run(attention, q, kv).map_err(refusal)
     }
 }
 

@@ -94,7 +94,13 @@ fn refused() -> Result<()> {
         );
         assert!(cache.lens().is_empty());
     }
-    assert!(cache.append(&k, &v.to_dtype(DType::F64)?).unwrap_err().to_string().contains("v is F64"));
+    assert!(
+        cache
+            .append(&k, &v.to_dtype(DType::F64)?)
+            .unwrap_err()
+            .to_string()
+            .contains("v is F64, but k is F32")
+    );
     cache.append(&k, &v)?;
     let message = cache.append(&k, &v).unwrap_err().to_string();
     assert!(message.contains("holds 3 tokens and has no room for 3 more, of 4"), "{message}");

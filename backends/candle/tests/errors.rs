@@ -32,7 +32,7 @@ fn shapes_and_types() -> Result<()> {
     refused(&q, &k, &v, &Options::new().mask(&bias), &["mask must be U8", all[0]]);
 
     refused(&q.squeeze(0)?.narrow(0, 0, 1)?.squeeze(0)?, &k, &v, &plain, &["q has shape [4, 3, 8]"]);
-    refused(&q, &k.to_dtype(DType::F64)?, &v, &plain, &["k is F64, but q is F32"]);
+    refused(&q, &k.to_dtype(DType::F64)?, &v, &plain, &["v is F32, but k is F64"]);
     let [q, k, v] = [q, k, v].map(|tensor| tensor.to_dtype(DType::F64).unwrap());
     refused(&q, &k, &v, &plain, &["F64 is not supported", all[0]]);
     Ok(())

@@ -33,7 +33,7 @@
 
 pub use {headwise, ndarray};
 
-use headwise::{Attention, Element, Error, View, ViewMut};
+use headwise::{Attention, Element, Error, Stored, View, ViewMut};
 use ndarray::{Array3, Array4, ArrayView, ArrayView4, ArrayViewMut4, Dimension};
 
 /// The attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]` with the options of
@@ -41,11 +41,11 @@ use ndarray::{Array3, Array4, ArrayView, ArrayView4, ArrayViewMut4, Dimension};
 ///
 /// # Errors
 /// As [`Attention::run`].
-pub fn attention<'a, T: Element>(
+pub fn attention<'a, T: Element, C: Stored>(
     attention: &Attention<'a>,
     q: ArrayView4<'a, T>,
-    k: ArrayView4<'a, T>,
-    v: ArrayView4<'a, T>,
+    k: ArrayView4<'a, C>,
+    v: ArrayView4<'a, C>,
 ) -> Result<Array4<T>, Error> {
     let (q, k, v) = (view(q)?, view(k)?, view(v)?);
     let mut out = zeros(attention, q, k, v)?;
@@ -67,11 +67,11 @@ pub fn attention<'a, T: Element>(
 ///
 /// # Errors
 /// As [`Attention::run`].
-pub fn attention_into<'a, T: Element>(
+pub fn attention_into<'a, T: Element, C: Stored>(
     attention: &Attention<'a>,
     q: ArrayView4<'a, T>,
-    k: ArrayView4<'a, T>,
-    v: ArrayView4<'a, T>,
+    k: ArrayView4<'a, C>,
+    v: ArrayView4<'a, C>,
     out: ArrayViewMut4<'_, T>,
 ) -> Result<(), Error> {
     attention.run(view(q)?, view(k)?, view(v)?, view_mut(out)?)
@@ -81,11 +81,11 @@ pub fn attention_into<'a, T: Element>(
 ///
 /// # Errors
 /// As [`Attention::run_with_lse`].
-pub fn attention_with_lse<'a, T: Element>(
+pub fn attention_with_lse<'a, T: Element, C: Stored>(
     attention: &Attention<'a>,
     q: ArrayView4<'a, T>,
-    k: ArrayView4<'a, T>,
-    v: ArrayView4<'a, T>,
+    k: ArrayView4<'a, C>,
+    v: ArrayView4<'a, C>,
 ) -> Result<(Array4<T>, Array3<f32>), Error> {
     let (q, k, v) = (view(q)?, view(k)?, view(v)?);
     let mut out = zeros(attention, q, k, v)?;
@@ -96,11 +96,11 @@ pub fn attention_with_lse<'a, T: Element>(
 }
 
 /// The array for the result, once the arguments have been checked.
-fn zeros<'a, T: Element>(
+fn zeros<'a, T: Element, C: Stored>(
     attention: &Attention<'a>,
     q: View<'a, T>,
-    k: View<'a, T>,
-    v: View<'a, T>,
+    k: View<'a, C>,
+    v: View<'a, C>,
 ) -> Result<Array4<T>, Error> {
     attention.plan(q, k, v)?;
     let ([b, hq, lq, _], [.., dv]) = (q.shape(), v.shape());

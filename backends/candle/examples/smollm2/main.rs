@@ -1,10 +1,11 @@
 //! SmolLM2-135M, quantised: candle's own Llama beside the same with headwise's attention, generating greedily.
 //!
 //! ```sh
-//! cargo run --release -p headwise-candle --example smollm2 -- MODEL.gguf [PROMPT [GENERATE [ROUNDS]]]
+//! cargo run --release -p headwise-candle --example smollm2 -- MODEL.gguf TEXT [PROMPT [GENERATE [ROUNDS]]]
 //! ```
 //!
-//! PROMPT and GENERATE count tokens (1000 and 64), of at most 4096 together. Fails unless both generate the same.
+//! PROMPT and GENERATE count tokens (1000 and 64), of at most 4096 together; the prompt is the file TEXT, over and over
+//! if it is short. Fails unless both generate the same.
 
 mod llama;
 
@@ -18,6 +19,8 @@ use candle_core::{D, Device, IndexOp, Tensor};
 use candle_transformers::models::quantized_llama::{MAX_SEQ_LEN, ModelWeights};
 use tokenizers::Tokenizer;
 
+const USAGE: &str = "usage: smollm2 MODEL.gguf TEXT [PROMPT [GENERATE [ROUNDS]]]";
+
 /// What a model does with tokens from a position on: the logits behind the last one.
 type Forward<'a> = &'a mut dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>;
 
@@ -30,7 +33,8 @@ struct Run {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("usage: smollm2 MODEL.gguf [PROMPT [GENERATE [ROUNDS]]]")?;
+    let path = arguments.next().ok_or(USAGE)?;
+    let text = std::fs::read_to_string(arguments.next().ok_or(USAGE)?)?;
     let mut count = |default| arguments.next().map_or(Ok(default), |text| text.parse::<usize>());
     let (prompt_len, generate, rounds) = (count(1000)?, count(64)?, count(3)?);
     if prompt_len == 0 || generate == 0 || rounds == 0 || prompt_len + generate > MAX_SEQ_LEN {
@@ -43,15 +47,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut ours = llama::Llama::load(&content, &mut file, prompt_len + generate)?;
     let mut theirs = ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?;
 
-    let encoding = tokenizer.encode(text(prompt_len), false).map_err(|error| error.to_string())?;
-    let prompt = encoding.get_ids().get(..prompt_len).ok_or("the text is too short")?;
+    let encoding = tokenizer.encode(text, false).map_err(|error| error.to_string())?;
+    let prompt: Vec<u32> = encoding.get_ids().iter().copied().cycle().take(prompt_len).collect();
+    if prompt.is_empty() {
+        return Err("the text is empty".into());
+    }
 
     let mut runs = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
         theirs.clear_kv_cache();
-        runs[0].push(run(&mut |tokens, start| theirs.forward(tokens, start), prompt, generate)?);
+        runs[0].push(run(&mut |tokens, start| theirs.forward(tokens, start), &prompt, generate)?);
         ours.reset();
-        runs[1].push(run(&mut |tokens, start| ours.forward(tokens, start), prompt, generate)?);
+        runs[1].push(run(&mut |tokens, start| ours.forward(tokens, start), &prompt, generate)?);
     }
     let median = |runs: &[Run], rate: fn(&Run) -> f64| {
         let mut rates: Vec<f64> = runs.iter().map(rate).collect();
@@ -84,20 +91,4 @@ fn run(forward: Forward, prompt: &[u32], generate: usize) -> candle_core::Result
     }
     let decode = (generate - 1) as f64 / start.elapsed().as_secs_f64();
     Ok(Run { tokens, prompt: prompt_rate, decode })
-}
-
-/// A text of at least so many tokens, in which no line is like another.
-fn text(tokens: usize) -> String {
-    let weather = ["fog", "rain", "a clear sky", "a north wind", "snow", "haze", "thunder"];
-    let cargo =
-        ["timber", "letters", "apples", "three horses", "glass", "salt", "books", "a piano", "lamp oil"];
-    let mood =
-        ["late again", "in good time", "silent", "full of stories", "short of rope", "glad of the tide"];
-    let line = |day: usize| {
-        let (weather, cargo, mood) = (weather[day % 7], cargo[day * day % 9], mood[day * 5 % 6]);
-        format!(
-            "Day {day}: {weather} over the harbour. The ferry brought {cargo}, and the crew was {mood}.\n"
-        )
-    };
-    (1..=tokens / 20 + 2).map(line).collect()
 }
