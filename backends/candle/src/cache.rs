@@ -124,7 +124,7 @@ impl KvCache {
     /// [`KvCache::append`], then [`KvCache::sdpa`]: a step of a model.
     ///
     /// # Errors
-    /// As these two.
+    /// As these two. If only the queries or the options are at fault, the keys and values have been appended.
     pub fn attend(&mut self, q: &Tensor, k: &Tensor, v: &Tensor, options: &Options) -> Result<Tensor> {
         check([("q", q)])?;
         self.append(k, v)?;

@@ -120,7 +120,7 @@ pub fn view<'a, T, D: Dimension>(array: ArrayView<'a, T, D>) -> Result<View<'a, 
 /// A writable array as headwise's view. Nothing is copied.
 ///
 /// # Errors
-/// [`Error::Overlap`] for strides that interleave the axes.
+/// [`Error::Overlap`] for strides that interleave the axes, which ndarray's safe functions do not make.
 pub fn view_mut<T>(mut array: ArrayViewMut4<'_, T>) -> Result<ViewMut<'_, T>, Error> {
     let (shape, strides) = axes(array.shape(), array.strides())?;
     // SAFETY: the elements of the array, which is borrowed mutably for as long as the view lives.
