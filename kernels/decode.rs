@@ -44,7 +44,10 @@ mod passes;
 /// # Errors
 /// [`Error::LevelUnavailable`].
 pub(crate) fn decode(task: Task<'_>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
+    let lanes = level.lanes()?;
+    let copied = [&task.call.k, &task.call.v].into_iter().any(|x| needs_copy(x, lanes));
     match task.call.k.dtype {
+        _ if copied => level.dispatch(Decode { task, scratch, stored: PhantomData::<f32> }),
         DType::F32 => level.dispatch(Decode { task, scratch, stored: PhantomData::<f32> }),
         DType::F16 => level.dispatch(Decode { task, scratch, stored: PhantomData::<f16> }),
         DType::Bf16 => level.dispatch(Decode { task, scratch, stored: PhantomData::<bf16> }),
@@ -52,7 +55,8 @@ pub(crate) fn decode(task: Task<'_>, level: Level, scratch: &mut Scratch) -> Res
     }
 }
 
-/// For the type of K and V: unlike the kernel for many rows this one reads them where they lie.
+/// For the type of K and V: unlike the kernel for many rows this one reads them where they lie, unless that
+/// is in rows of no whole vectors. Those are copied as f32 first, whatever their type.
 struct Decode<'t, 'a, C> {
     task: Task<'a>,
     scratch: &'t mut Scratch,
@@ -108,7 +112,8 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
         let count = heads.len() * call.q_len(b);
         debug_assert!(count <= MAX_ROWS);
         let (dq, width) = (d.next_multiple_of(lanes), dv.next_multiple_of(lanes));
-        let (copy_k, copy_v) = (needs_copy(&call.k, lanes), needs_copy(&call.v, lanes));
+        let copy = |x: &Tensor<'_>| x.dtype != C::DTYPE || (C::DTYPE == DType::F32 && needs_copy(x, lanes));
+        let (copy_k, copy_v) = (copy(&call.k), copy(&call.v));
         let copied = |copy: bool, width: usize| if copy { CHUNK * width } else { 0 };
         let [q, s, l, kc, vc] = Scratch::take(
             memory,
@@ -130,7 +135,7 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
                 l: l.as_mut_ptr(),
                 correction: [1.0; MAX_ROWS],
                 keys: [[0; 2]; MAX_ROWS],
-                bytes: [d, dv].map(|features| features * size_of::<C>()),
+                bytes: [d, dv].map(|features| features * call.k.dtype.size()),
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
@@ -157,23 +162,27 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
                         let start = call.keys(next.b, next.token).start;
                         let rest = start..call.kv_len(next.b).min(start + CHUNK);
                         next_k = few.pointers(&call.k, next.b, next.hk, &rest);
+                        for head in next.hk * call.group..(next.hk + 1) * call.group {
+                            for byte in (0..d * call.q.dtype.size()).step_by(64) {
+                                isa.prefetch(call.q.row(next.b, head, next.token).wrapping_add(byte));
+                            }
+                        }
                     }
                     if copy_k {
                         k = few.copy(isa, &call.k, hk, &keys, dq, kc.as_mut_ptr());
-                        few.scores::<I, f32, NQ>(isa, n, &k, &v);
-                    } else {
-                        few.scores::<I, C, NQ>(isa, n, &k, &v);
+                    }
+                    few.scores::<I, C, NQ>(isa, n, &k, &v);
+                    if !copy_k {
                         few.scale(isa, &call.k, hk, &keys);
                     }
                     let whole = few.terms(isa, &keys);
                     few.softmax(isa, n);
                     if copy_v {
                         v = few.copy(isa, &call.v, hk, &keys, width, vc.as_mut_ptr());
-                        few.values::<I, f32, NQ>(isa, n, &v, &next_k, whole);
                     } else {
                         few.scale(isa, &call.v, hk, &keys);
-                        few.values::<I, C, NQ>(isa, n, &v, &next_k, whole);
                     }
+                    few.values::<I, C, NQ>(isa, n, &v, &next_k, whole);
                     keys = next;
                 }
                 few.end(isa);

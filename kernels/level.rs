@@ -71,21 +71,29 @@ impl Level {
         self.dispatch(Shape)
     }
 
+    /// f32 in a vector.
+    ///
+    /// # Errors
+    /// [`Error::LevelUnavailable`].
+    pub(crate) fn lanes(self) -> Result<usize, Error> {
+        struct Lanes;
+        impl Op for Lanes {
+            type Output = usize;
+            #[inline(always)]
+            fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) -> usize {
+                I::F32_LANES
+            }
+        }
+        self.dispatch(Lanes)
+    }
+
     /// Query rows on a key/value head up to which the kernel for few rows is the faster one: against 4096
     /// keys of 128 features the two cost the same at 14 rows (AVX-512) and 7 (AVX2).
     ///
     /// # Errors
     /// [`Error::LevelUnavailable`].
     pub fn few_rows(self) -> Result<usize, Error> {
-        struct Few;
-        impl Op for Few {
-            type Output = usize;
-            #[inline(always)]
-            fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) -> usize {
-                (I::F32_LANES * 3 / 4).max(4)
-            }
-        }
-        self.dispatch(Few)
+        Ok((self.lanes()? * 3 / 4).max(4))
     }
 
     /// Runs `op` compiled for this level: the one match. The two numbers are the register tile, `NQ` vectors

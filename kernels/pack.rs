@@ -10,6 +10,7 @@ use crate::DType;
 use crate::element::{Element, Store, Stored};
 use crate::isa::Isa;
 use crate::tensor::Tensor;
+use crate::view::finite;
 
 /// The most rows a block of queries can have: `NQ * LANES` at any level.
 pub(crate) const MAX_ROWS: usize = 64;
@@ -192,7 +193,7 @@ unsafe fn scale_rows(x: &Tensor<'_>, [b, h, token]: [usize; 3], n: usize, dst: *
         for (group, features) in row.chunks_mut(per).enumerate() {
             let offset = j as isize * by_row + group as isize * by_group;
             // SAFETY: as above.
-            let scale = unsafe { *first.wrapping_offset(offset) };
+            let scale = finite(unsafe { *first.wrapping_offset(offset) });
             features.iter_mut().for_each(|x| *x *= scale);
         }
     }

@@ -8,6 +8,7 @@ use core::marker::PhantomData;
 
 use crate::Error;
 use scales::Scales;
+pub(crate) use scales::finite;
 use tokens::Tokens;
 
 mod scales;

@@ -22,14 +22,14 @@ mod shapes;
 
 use std::time::Instant;
 
-use headwise::Level;
+use headwise::{DType, Level};
 use indicatif::{ProgressBar, ProgressStyle};
 use peak_alloc::PeakAlloc;
 
 use crate::Failure;
 use crate::baseline::Baseline;
 use machine::{Machine, on_fresh_threads};
-use shapes::{Case, SHAPES};
+use shapes::{Case, SHAPES, cases};
 
 pub(crate) use buffer::Buffer;
 pub(crate) use shapes::Shape;
@@ -43,9 +43,9 @@ pub struct Args {
     /// A shape by its name; repeatable [default: all].
     #[arg(long, value_name = "NAME", value_parser = Shape::parse)]
     shape: Vec<Shape>,
-    /// The element type of the inputs.
-    #[arg(long = "type", value_name = "TYPE", default_value = "f32", value_parser = element_type)]
-    element: String,
+    /// The element type of the inputs: f32, f16, bf16, or i8 for keys and values beside f32 queries.
+    #[arg(long = "type", value_name = "TYPE", default_value = "f32", value_parser = dtype)]
+    dtype: DType,
     /// A number of threads; repeatable [default: 1 and all cores].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Vec<usize>,
@@ -57,12 +57,12 @@ pub struct Args {
     rounds: usize,
 }
 
-fn element_type(name: &str) -> Result<String, String> {
-    match name {
-        "f32" => Ok(name.to_string()),
-        "f16" | "bf16" => Err(format!("{name} is not supported yet")),
-        _ => Err("the types are f32, f16 and bf16".to_string()),
-    }
+fn dtype(name: &str) -> Result<DType, String> {
+    let types = [DType::F32, DType::F16, DType::Bf16, DType::I8];
+    types
+        .into_iter()
+        .find(|dtype| dtype.name() == name)
+        .ok_or("the types are f32, f16, bf16 and i8".to_string())
 }
 
 fn threads(text: &str) -> Result<usize, String> {
@@ -114,9 +114,6 @@ struct Sample {
     read: f64,
 }
 
-/// The largest error that a result may have (f32, inputs in [-1, 1]).
-const MAX_ERROR: f64 = 2e-6;
-
 /// Seconds of a round that one job may take, on average over the rounds.
 const SHARE: f64 = 1.0 / 6.0;
 
@@ -140,27 +137,28 @@ impl Args {
         let threads = or_default(&self.threads, &[1, cores]);
         let mut machine = Machine::new(&levels, &threads)?;
         let shapes = or_default(&self.shape, &SHAPES);
-        let mut cases = Case::all(&shapes)?;
+        let mut cases = cases(&shapes, self.dtype)?;
 
-        let mut jobs = jobs(cases.len(), levels.len(), &machine);
+        let mut jobs = jobs(cases.len(), levels.len(), &machine, self.dtype);
         let rounds = self.rounds;
         let baseline = Baseline::default();
         let progress = progress(jobs.len() + rounds);
         for job in &mut jobs {
-            progress.set_message(cases[job.case].shape.name);
-            job.prepare(&mut cases[job.case], &machine, &baseline, rounds)?;
+            progress.set_message(cases[job.case].shape().name);
+            job.prepare(&mut *cases[job.case], &machine, &baseline, rounds)?;
             progress.inc(1);
         }
         for round in 0..rounds {
             progress.set_message(format!("round {}", round + 1));
             machine.measure()?;
             for job in jobs.iter_mut().filter(|job| job.takes_part(round, rounds)) {
-                job.time(&mut cases[job.case], &machine, &baseline)?;
+                job.time(&mut *cases[job.case], &machine, &baseline)?;
             }
             progress.inc(1);
         }
         progress.finish_and_clear();
-        let rows: Vec<report::Row> = jobs.iter().map(|job| job.report(&cases[job.case], &machine)).collect();
+        let rows: Vec<report::Row> =
+            jobs.iter().map(|job| job.report(&*cases[job.case], &machine, self.dtype)).collect();
         let text = match self.json {
             true => report::json(&machine, cores, &rows).map_err(Failure::usage)?,
             false => report::table(&machine, cores, &rows),
@@ -180,15 +178,16 @@ fn or_default<T: Copy + PartialEq>(asked: &[T], default: &[T]) -> Vec<T> {
     all
 }
 
-/// The library at every level asked for (they are the machine's first), the baseline at the best one: gemm
-/// chooses its instructions itself.
-fn jobs(cases: usize, levels: usize, machine: &Machine) -> Vec<Job> {
+/// The library at every level asked for (they are the machine's first), the baseline, which is f32, at the best
+/// one: gemm chooses its instructions itself.
+fn jobs(cases: usize, levels: usize, machine: &Machine, dtype: DType) -> Vec<Job> {
     let best = machine.levels.iter().position(|&level| level == Level::detect()).unwrap_or(0);
     let mut jobs = Vec::new();
     for case in 0..cases {
         for threads in 0..machine.threads.len() {
             let library = (0..levels).map(|level| (level, By::Headwise));
-            for (level, by) in library.chain([(best, By::Gemm)]) {
+            let baseline = (dtype == DType::F32).then_some((best, By::Gemm));
+            for (level, by) in library.chain(baseline) {
                 let (estimate, samples, max_error) = (0.0, Vec::new(), 0.0);
                 jobs.push(Job {
                     case,
@@ -226,13 +225,12 @@ fn progress(steps: usize) -> ProgressBar {
 
 impl Job {
     /// One call.
-    fn run(&self, case: &mut Case, level: Level, baseline: &Baseline) -> Result<(), Failure> {
+    fn run(&self, case: &mut dyn Case, level: Level, baseline: &Baseline) -> Result<(), Failure> {
         match self.by {
             By::Headwise => case.attention(level).map_err(Failure::usage),
             By::Gemm => {
-                let shape = case.shape;
-                let (inputs, out) = case.parts();
-                baseline.run(&shape, level, inputs, out)
+                let shape = case.shape();
+                case.parts().map_or(Ok(()), |(inputs, out)| baseline.run(&shape, level, inputs, out))
             }
         }
     }
@@ -240,13 +238,13 @@ impl Job {
     /// Runs on fresh threads to see what memory it takes; checks the result; fixes the number of rounds.
     fn prepare(
         &mut self,
-        case: &mut Case,
+        case: &mut dyn Case,
         machine: &Machine,
         baseline: &Baseline,
         rounds: usize,
     ) -> Result<(), Failure> {
         let (level, threads) = (machine.levels[self.level], machine.threads[self.threads].count);
-        case.out.fill(f32::NAN);
+        case.clear();
         let first = on_fresh_threads(threads, || {
             PeakAlloc.reset_peak_usage();
             let (before, start) = (PeakAlloc.current_usage(), Instant::now());
@@ -255,13 +253,14 @@ impl Job {
         })?;
         (self.estimate, self.extra_bytes) = first?;
         if self.by == By::Gemm {
-            self.extra_bytes += Baseline::score_bytes(&case.shape, threads);
+            self.extra_bytes += Baseline::score_bytes(&case.shape(), threads);
         }
         self.max_error = case.max_error();
-        if self.max_error > MAX_ERROR {
-            let (name, by, error) = (case.shape.name, self.by, self.max_error);
+        let limit = case.error_limit();
+        if self.max_error > limit {
+            let (name, by, error) = (case.shape().name, self.by, self.max_error);
             return Err(Failure::wrong(format!(
-                "{name} by {by:?}, {level}, {threads} threads: the error {error:.2e} exceeds {MAX_ERROR:.0e}"
+                "{name} by {by:?}, {level}, {threads} threads: the error {error:.2e} exceeds {limit:.0e}"
             )));
         }
         let least = if self.by == By::Headwise { 3 } else { 1 };
@@ -275,7 +274,7 @@ impl Job {
         round * self.rounds / rounds != (round + 1) * self.rounds / rounds
     }
 
-    fn time(&mut self, case: &mut Case, machine: &Machine, baseline: &Baseline) -> Result<(), Failure> {
+    fn time(&mut self, case: &mut dyn Case, machine: &Machine, baseline: &Baseline) -> Result<(), Failure> {
         let (level, threads) = (machine.levels[self.level], &machine.threads[self.threads]);
         let sample = threads.pool.install(|| {
             if self.estimate < LONG {
@@ -289,9 +288,8 @@ impl Job {
             })?;
             let peak = (before + machine.burst(self.level, self.threads)?) / 2.0;
             let mut read = f64::NAN;
-            if case.shape.bytes_to_read().is_some() {
-                let ([_, k, v], _) = case.parts();
-                read = threads.read([k, v])?;
+            if case.shape().is_reading() {
+                read = threads.read(case.kv())?;
             }
             Ok(Sample { seconds, peak, read })
         })?;
@@ -299,15 +297,17 @@ impl Job {
         Ok(())
     }
 
-    fn report(&self, case: &Case, machine: &Machine) -> report::Row {
+    fn report(&self, case: &dyn Case, machine: &Machine, dtype: DType) -> report::Row {
         let median = |f: &dyn Fn(&Sample) -> f64| {
             report::digits(machine::median(&self.samples.iter().map(f).collect::<Vec<_>>()))
         };
-        let (gflop, bytes) = (case.shape.flop() / 1e9, case.shape.bytes_to_read());
+        let (gflop, bytes) =
+            (case.shape().flop() / 1e9, case.kv().map(<[u8]>::len).iter().sum::<usize>() as f64);
+        let bytes = case.shape().is_reading().then_some(bytes);
         let seconds = self.samples.iter().map(|sample| sample.seconds);
         report::Row {
-            shape: case.shape.name,
-            element: "f32",
+            shape: case.shape().name,
+            element: dtype.name(),
             level: machine.levels[self.level].name(),
             threads: machine.threads[self.threads].count,
             by: self.by,

@@ -3,7 +3,14 @@
 //! `headwise check`, the tests and the fuzz target share it. A case owns its memory; its views take every
 //! kind of stride. Each number drawn has a plain meaning and zeros make the plainest case: shrinking works.
 
-use headwise::{Attention, Error, Level, Position, Terms, View, ViewMut, reference};
+use half::{bf16, f16};
+use headwise::reference::{self, Reference};
+use headwise::{Attention, DType, Element, Error, Level, Position, Stored, Terms, View, ViewMut};
+
+#[path = "case/limits.rs"]
+mod limits; // the tests include this file by its path
+
+use limits::Limits;
 
 /// A tensor in memory: a logical shape over data that may be permuted, padded, reversed or broadcast.
 #[derive(Debug, Clone)]
@@ -42,6 +49,12 @@ impl<T: Copy> Tensor<T> {
     /// Elements out of `draw`.
     fn fill(&mut self, draw: &mut Draw<'_>, mut element: impl FnMut(&mut Draw<'_>) -> T) {
         self.data.iter_mut().for_each(|x| *x = element(draw));
+    }
+
+    /// The same with other elements.
+    fn map<U>(&self, element: impl Fn(T) -> U) -> Tensor<U> {
+        let Self { offset, shape, strides, .. } = *self;
+        Tensor { data: self.data.iter().map(|&x| element(x)).collect(), offset, shape, strides }
     }
 
     /// The view.
@@ -87,6 +100,10 @@ pub enum Values {
 #[allow(missing_docs, reason = "the names of `Terms`")]
 pub struct Case {
     pub values: Values,
+    /// Of Q and the output, and of K and V; the numbers below are rounded to them.
+    pub dtypes: [DType; 2],
+    /// For integers, the scales of K and V.
+    pub scales: [Tensor<f32>; 2],
     /// The elements of Q, K and V are random and independent: none is broadcast, no fuzzer chose them.
     pub independent: bool,
     pub q: Tensor<f32>,
@@ -143,6 +160,9 @@ impl Case {
         let most = if lk > 1000 { scores } else { 5 * scores };
         let hq = if hq * lq * lk > most { hk } else { hq };
         let lq = lq.min(1 + most / (hq * lk).max(1));
+        let dtypes = [draw.below(6), draw.below(8)];
+        let of_q = [DType::F32, DType::F32, DType::F32, DType::F32, DType::F16, DType::Bf16][dtypes[0]];
+        let of_kv = [of_q, of_q, of_q, of_q, DType::F32, DType::F16, DType::Bf16, DType::I8][dtypes[1]];
         let values = [Values::Unit, Values::Large, Values::Special, Values::Extreme][draw.below(4)];
         let scores = [b, hq, lq, lk];
         let broadcast = |draw: &mut Draw<'_>| scores.map(|n| if draw.below(3) == 1 { 1 } else { n });
@@ -151,6 +171,7 @@ impl Case {
         let masks = [draw.below(3) == 1, draw.below(3) == 1];
         let mut case = Self {
             values,
+            dtypes: [of_q, of_kv],
             independent: false,
             scale: if d == 0 { Some(1.0) } else { draw.maybe(3, |draw| 2.0 * draw.uniform()) },
             softcap: draw.maybe(4, |draw| 0.1 + 30.0 * draw.uniform().abs()),
@@ -179,6 +200,11 @@ impl Case {
             k: Tensor::laid_out(draw, [b, hk, lk, d], true, 0.0),
             v: Tensor::laid_out(draw, [b, hk, lk, dv], true, 0.0),
             out: Tensor::laid_out(draw, [b, hq, lq, dv], false, f32::NAN),
+            scales: [d, dv].map(|features| {
+                let groups = if of_kv == DType::I8 { [1, 1, 2, 3][draw.below(4)] } else { 1 };
+                let per = features.div_ceil(groups).max(1);
+                Tensor::laid_out(draw, [b, hk, lk, features.div_ceil(per).max(1)], true, 1.0)
+            }),
             mask: masks[0].then(|| Tensor::laid_out(draw, mask_shape, true, true)),
             bias: masks[1].then(|| Tensor::laid_out(draw, bias_shape, true, 0.0)),
         };
@@ -194,6 +220,11 @@ impl Case {
         }
         for tensor in [&mut case.q, &mut case.k, &mut case.v] {
             tensor.fill(draw, |draw| number(draw, values));
+        }
+        if of_kv == DType::I8 {
+            for scales in &mut case.scales {
+                scales.fill(draw, |draw| number(draw, values) / 64.0);
+            }
         }
         case
     }
@@ -219,28 +250,84 @@ impl Case {
 
     /// Output (compact `[B, Hq, Lq, Dv]`) and LSE at a level, in the current thread pool.
     pub fn run(&self, level: Level) -> Result<(Vec<f32>, Vec<f32>), Error> {
-        let [b, hq, lq, _] = self.q.shape;
-        let (mut out, mut lse) = (self.out.clone(), vec![f32::NAN; b * hq * lq]);
-        Attention::with_terms(self.terms()).level(level).run_with_lse(
-            self.q.view(),
-            self.k.view(),
-            self.v.view(),
-            ViewMut::new(&mut out.data, out.offset, out.shape, out.strides)?,
-            &mut lse,
-        )?;
-        Ok((compact(&out), lse))
+        struct Run<'a>(&'a Case, Level);
+        impl Typed for Run<'_> {
+            type Output = Result<(Vec<f32>, Vec<f32>), Error>;
+            fn call<T: Element, C: Stored>(
+                self,
+                q: View<'_, T>,
+                k: View<'_, C>,
+                v: View<'_, C>,
+            ) -> Self::Output {
+                let Self(case, level) = self;
+                let [b, hq, lq, _] = q.shape();
+                let (mut out, mut lse) = (case.out.map(T::from_f32), vec![f32::NAN; b * hq * lq]);
+                let to = ViewMut::new(&mut out.data, out.offset, out.shape, out.strides)?;
+                Attention::with_terms(case.terms()).level(level).run_with_lse(q, k, v, to, &mut lse)?;
+                Ok((compact(&out.map(T::to_f32)), lse))
+            }
+        }
+        self.typed(Run(self, level))
     }
 
-    /// The reference's answer.
-    pub fn reference(&self) -> Result<reference::Reference, Error> {
-        reference::attention(self.q.view(), self.k.view(), self.v.view(), &self.terms())
+    /// The reference's answer, on the rounded numbers.
+    pub fn reference(&self) -> Result<Reference, Error> {
+        struct Answer<'a>(&'a Case);
+        impl Typed for Answer<'_> {
+            type Output = Result<Reference, Error>;
+            fn call<T: Element, C: Stored>(
+                self,
+                q: View<'_, T>,
+                k: View<'_, C>,
+                v: View<'_, C>,
+            ) -> Self::Output {
+                reference::attention(q, k, v, &self.0.terms())
+            }
+        }
+        self.typed(Answer(self))
+    }
+
+    /// Calls `f` with Q, K and V of their types.
+    fn typed<F: Typed>(&self, f: F) -> F::Output {
+        match self.dtypes[0] {
+            DType::F16 => self.typed_q::<f16, F>(f),
+            DType::Bf16 => self.typed_q::<bf16, F>(f),
+            _ => self.typed_q::<f32, F>(f),
+        }
+    }
+
+    fn typed_q<T: Element, F: Typed>(&self, f: F) -> F::Output {
+        match self.dtypes[1] {
+            DType::F16 => self.typed_kv::<T, f16, F>(f),
+            DType::Bf16 => self.typed_kv::<T, bf16, F>(f),
+            DType::I8 => self.typed_kv::<T, i8, F>(f),
+            _ => self.typed_kv::<T, f32, F>(f),
+        }
+    }
+
+    fn typed_kv<T: Element, C: Stored, F: Typed>(&self, f: F) -> F::Output {
+        // Finite numbers stay finite; integers are spread over their range.
+        let (most, factor) = match C::DTYPE {
+            DType::I8 => (127.0, 64.0),
+            dtype => (largest(dtype), 1.0),
+        };
+        let limit = |x: f32, most: f32| if x.is_finite() { x.clamp(-most, most) } else { x };
+        let q = self.q.map(|x| T::from_f32(limit(x, largest(T::DTYPE))));
+        let [k, v] = [&self.k, &self.v].map(|x| x.map(|x| C::from_f32(limit(x * factor, most))));
+        let (mut view_k, mut view_v) = (k.view(), v.view());
+        if C::DTYPE == DType::I8 {
+            let [of_k, of_v] = self.scales.each_ref().map(Tensor::view);
+            view_k = view_k.scaled(of_k).expect("made to fit");
+            view_v = view_v.scaled(of_v).expect("made to fit");
+        }
+        f.call(q.view(), view_k, view_v)
     }
 
     /// Runs the case at every level given and compares with the reference, and the levels with each other;
     /// says what differs.
     pub fn check(&self, levels: &[Level]) -> Result<(), String> {
         let reference = self.reference().map_err(|error| format!("reference: {error}"))?;
-        let limits = self.limits(&reference);
+        let limits = self.typed(Limits(self, &reference));
         let mut answers = vec![("reference", [reference.out, reference.lse])];
         for &level in levels {
             let (out, lse) = self.run(level).map_err(|error| format!("{level}: {error}"))?;
@@ -264,6 +351,15 @@ impl Case {
         limits: &[Option<[f64; 2]>],
     ) -> Result<(), String> {
         let dv = self.v.shape[3];
+        // What the output's type rounds by, at most, and where it may overflow.
+        let (rounding, least, overflow) = match self.dtypes[0] {
+            DType::F16 => (2f64.powi(-11), 2f64.powi(-25), 6.5e4),
+            DType::Bf16 => (2f64.powi(-8), 0.0, 1e37),
+            _ => (0.0, 0.0, 1e37),
+        };
+        // Two levels may round to different sides.
+        let (rounding, least) =
+            if by == "reference" { (rounding, least) } else { (2.0 * rounding, 2.0 * least) };
         for (row, limit) in limits.iter().enumerate() {
             let Some([out_limit, lse_limit]) = *limit else { continue };
             let values = (row * dv..(row + 1) * dv).map(|at| ("out", at, out[at], want_out[at], out_limit));
@@ -272,7 +368,10 @@ impl Case {
             {
                 let fine = match want {
                     f64::NEG_INFINITY if what == "lse" => got == f64::NEG_INFINITY,
-                    want if want.is_finite() && want.abs() > 1e37 => true, // f32 may overflow
+                    want if what == "out" && want.is_finite() && want.abs() > overflow => true,
+                    want if what == "out" && want.is_finite() => {
+                        (got - want).abs() <= limit + rounding * want.abs() + least
+                    }
                     want if want.is_finite() => (got - want).abs() <= limit,
                     _ => !got.is_finite(),
                 };
@@ -286,54 +385,20 @@ impl Case {
         }
         Ok(())
     }
+}
 
-    /// What each row's output and LSE may differ by; `None` where f32 may overflow on the way.
-    ///
-    /// A score is off by rounding in proportion to the sum of |q||k|; a weight, relatively, by twice that.
-    fn limits(&self, reference: &reference::Reference) -> Vec<Option<[f64; 2]>> {
-        const EPS: f64 = f32::EPSILON as f64;
-        // For inputs uniform in [-1, 1], whose rounding errors cancel. Where elements are equal they do not:
-        // 80 products of broadcast features err to one side, and a plain softmax in f32 exceeds it.
-        const BUDGET: f64 = 2e-6;
-        let plain = self.scale.is_none() && self.bias.is_none() && self.slopes.is_none();
-        let budgeted = self.independent && self.values == Values::Unit && plain;
-        let ([batch, hq, lq, d], [_, hk, lk, dv]) = (self.q.shape, self.v.shape);
-        let (q, k, v) = (self.q.view(), self.k.view(), self.v.view());
-        let at = |x: View<'_, f32>, i| x.get(i).map_or(0.0, |x| x.abs() as f64);
-        let scale = self.scale.unwrap_or(1.0 / (d as f32).sqrt()).abs() as f64;
-        let row = |row: usize| {
-            let (b, h, i) = (row / (hq * lq), row / lq % hq, row % lq);
-            let kv_head = h / (hq / hk);
-            let (mut score, mut value) = (1.0f64, 0.0f64);
-            for j in (0..lk).filter(|j| reference.biased[row * lk + j] != f64::NEG_INFINITY) {
-                let dot: f64 = (0..d).map(|c| at(q, [b, h, i, c]) * at(k, [b, kv_head, j, c])).sum();
-                let biased = reference.biased[row * lk + j];
-                let added = biased - reference.capped[row * lk + j];
-                let bias = self
-                    .bias
-                    .as_ref()
-                    .and_then(|bias| bias.view().broadcast([batch, hq, lq, lk])?.get([b, h, i, j]));
-                let bias = bias.unwrap_or(0.0) as f64;
-                // Max ignores NaN: a row that sees NaN is compared as not finite, whatever the limits.
-                let terms = [dot * scale, biased.abs(), bias.abs(), (added - bias).abs()];
-                score = terms.into_iter().fold(score, f64::max);
-                for c in 0..dv {
-                    value = value.max(at(v, [b, kv_head, j, c]));
-                }
-            }
-            let largest = (0..d).map(|c| at(q, [b, h, i, c])).fold(0.0, f64::max) * scale;
-            let fits = score < 1e37 && largest < 1e37 && value < 1e37;
-            if !fits && !reference.out[row * dv..][..dv].iter().any(|x| x.is_nan()) {
-                return None;
-            }
-            let score = EPS * score * (4.0 + (d as f64).sqrt());
-            let gate = self.gates.as_ref().map_or(1.0, |gates| gates[h].abs() as f64);
-            let out = gate * value * (2.0 * score + 1e-6 + EPS * (lk as f64).sqrt());
-            let out = if budgeted { out.min(gate * BUDGET) } else { out };
-            let lse = 2.0 * score + 1e-6 + EPS * ((lk as f64).sqrt() + 2.0 * reference.lse[row].abs());
-            (score < 0.25).then_some([out, lse])
-        };
-        (0..reference.lse.len()).map(row).collect()
+/// Something to do with Q, K and V of any types.
+trait Typed {
+    type Output;
+    fn call<T: Element, C: Stored>(self, q: View<'_, T>, k: View<'_, C>, v: View<'_, C>) -> Self::Output;
+}
+
+/// The largest number of a type.
+fn largest(dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => f16::MAX.to_f32(),
+        DType::Bf16 => bf16::MAX.to_f32(),
+        _ => f32::MAX,
     }
 }
 

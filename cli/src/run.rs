@@ -7,13 +7,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use half::{bf16, f16};
 use headwise::reference::{self, Reference};
-use headwise::{Attention, Position, Terms, View, ViewMut};
+use headwise::{Attention, DType, Element, Position, Terms, View, ViewMut};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use crate::Failure;
 use crate::options::{Corner, Layout, Options, Position as Named, Precision, Stage};
-use crate::tensors::{self, Inputs, Tensor};
+use crate::tensors::{self, Float, Floats, Inputs, Tensor};
 
 /// Computes the attention of a safetensors file with q, k, v and writes one with out.
 #[derive(Debug, clap::Args)]
@@ -166,7 +167,7 @@ pub fn compute(input: &[u8], options: Option<&str>) -> Result<Vec<u8>, RunError>
 }
 
 struct Answer {
-    tensors: Vec<(&'static str, Tensor<f32>)>,
+    tensors: Vec<(&'static str, Tensor<Floats>)>,
     /// The kernel, the shapes, the time: one line.
     summary: String,
 }
@@ -177,36 +178,39 @@ fn answer(input: &[u8], options: Option<&str>) -> Result<Answer, RunError> {
     let in_file = || header.metadata().as_ref()?.get("options").map(String::as_str);
     let options = options.or_else(in_file).map(Options::parse).transpose()?.unwrap_or_default();
     let inputs = Inputs::read(&file)?;
-    refuse(&options)?;
+    if options.stats {
+        return Err(RunError::Unsupported("stats".into()));
+    }
+    match inputs.q.data {
+        Floats::F32(_) => answer_as::<f32>(input.len(), &inputs, &options),
+        Floats::F16(_) => answer_as::<f16>(input.len(), &inputs, &options),
+        Floats::Bf16(_) => answer_as::<bf16>(input.len(), &inputs, &options),
+    }
+}
 
-    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| view(tensor, options.layout));
-    let problem = Problem { q: q?, k: k?, v: v?, terms: terms(&inputs, &options)?, layout: options.layout };
-    problem.check_sizes(input.len())?;
+/// The answer, where Q, K and V are of type `T`.
+fn answer_as<T: Float>(file: usize, inputs: &Inputs, options: &Options) -> Result<Answer, RunError> {
+    if options.precision == Precision::Fast && T::DTYPE != DType::Bf16 {
+        return Err(RunError::Options("precision: \"fast\" is for BF16 tensors".into()));
+    }
+    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| view::<T>(tensor, options.layout));
+    let problem = Problem { q: q?, k: k?, v: v?, terms: terms(inputs, options)?, layout: options.layout };
+    problem.check_sizes(file)?;
     let (tensors, how, time) = match options.reference {
-        true => problem.by_reference(&options)?,
-        false => problem.by_kernel(&options)?,
+        true => problem.by_reference(options)?,
+        false => problem.by_kernel(options)?,
     };
     let (q, k, v, out) = (&inputs.q.shape, &inputs.k.shape, &inputs.v.shape, problem.out_shape());
     let ms = time.as_secs_f64() * 1e3;
     Ok(Answer { tensors, summary: format!("{how}: q {q:?} k {k:?} v {v:?} -> out {out:?} in {ms:.3} ms") })
 }
 
-/// The parts of the format that the library cannot do yet.
-fn refuse(options: &Options) -> Result<(), RunError> {
-    if options.stats {
-        return Err(RunError::Unsupported("stats".into()));
-    }
-    match options.precision {
-        Precision::Fast => Err(RunError::Options("precision: \"fast\" is not for F32 tensors".into())),
-        Precision::Exact => Ok(()),
-    }
-}
-
-fn view(tensor: &Tensor<f32>, layout: Layout) -> Result<View<'_, f32>, RunError> {
+fn view<T: Float>(tensor: &Tensor<Floats>, layout: Layout) -> Result<View<'_, T>, RunError> {
     let shape = core::array::from_fn(|axis| tensor.shape[axis]); // q, k and v have four axes
+    let data = T::of(&tensor.data).unwrap_or_default(); // all three are of this type
     Ok(match layout {
-        Layout::Bhld => View::bhld(&tensor.data, shape)?,
-        Layout::Blhd => View::blhd(&tensor.data, shape)?,
+        Layout::Bhld => View::bhld(data, shape)?,
+        Layout::Blhd => View::blhd(data, shape)?,
     })
 }
 
@@ -235,18 +239,18 @@ fn terms<'a>(inputs: &'a Inputs, options: &Options) -> Result<Terms<'a>, RunErro
     })
 }
 
-struct Problem<'a> {
-    q: View<'a, f32>,
-    k: View<'a, f32>,
-    v: View<'a, f32>,
+struct Problem<'a, T> {
+    q: View<'a, T>,
+    k: View<'a, T>,
+    v: View<'a, T>,
     terms: Terms<'a>,
     layout: Layout,
 }
 
 /// The output tensors, how they were computed, and in what time.
-type Computed = (Vec<(&'static str, Tensor<f32>)>, String, Duration);
+type Computed = (Vec<(&'static str, Tensor<Floats>)>, String, Duration);
 
-impl Problem<'_> {
+impl<T: Float> Problem<'_, T> {
     /// A size of 0 beside others that are huge fits any small file and would take memory and time no end.
     /// Nothing else comes near these limits. They count a size of 0 as 1, so that no product of sizes
     /// overflows later.
@@ -290,7 +294,7 @@ impl Problem<'_> {
         let (q, k, v, shape) = (self.q, self.k, self.v, self.out_shape());
         let run = || -> Result<Computed, RunError> {
             let plan = attention.plan(q, k, v)?.describe();
-            let mut out = vec![0.0; shape.iter().product()];
+            let mut out = vec![T::default(); shape.iter().product()];
             let mut lse = vec![0.0; q.shape()[..3].iter().product()];
             let to = match self.layout {
                 Layout::Bhld => ViewMut::bhld(&mut out, shape)?,
@@ -302,16 +306,16 @@ impl Problem<'_> {
                 false => attention.run(q, k, v, to)?,
             }
             let time = start.elapsed();
-            let mut tensors = vec![("out", Tensor { shape: shape.to_vec(), data: out })];
+            let mut tensors = vec![("out", Tensor { shape: shape.to_vec(), data: T::wrap(out) })];
             if options.lse {
-                tensors.push(("lse", Tensor { shape: q.shape()[..3].to_vec(), data: lse }));
+                tensors.push(("lse", Tensor { shape: q.shape()[..3].to_vec(), data: Floats::F32(lse) }));
             }
             if let Some(stage) = options.scores {
                 let [b, hq, lq, _] = q.shape();
                 let shape = [b, hq, lq, k.shape()[2]];
                 let mut scores = vec![0.0; self.pairs("the number of scores")?];
                 attention.scores(stage.into(), q, k, 0..hq, 0..lq, &mut scores)?;
-                tensors.push(("scores", Tensor { shape: shape.to_vec(), data: scores }));
+                tensors.push(("scores", Tensor { shape: shape.to_vec(), data: Floats::F32(scores) }));
             }
             Ok((tensors, plan, time))
         };
@@ -328,10 +332,13 @@ impl Problem<'_> {
         let start = Instant::now();
         let reference = reference::attention(self.q, self.k, self.v, &self.terms)?;
         let time = start.elapsed();
-        let mut tensors =
-            vec![("out", Tensor { shape: self.out_shape().to_vec(), data: self.laid_out(&reference) })];
+        let mut tensors = vec![(
+            "out",
+            Tensor { shape: self.out_shape().to_vec(), data: T::wrap(self.laid_out(&reference)) },
+        )];
         if options.lse {
-            tensors.push(("lse", Tensor { shape: vec![b, hq, lq], data: round(&reference.lse) }));
+            tensors
+                .push(("lse", Tensor { shape: vec![b, hq, lq], data: Floats::F32(round(&reference.lse)) }));
         }
         if let Some(stage) = options.scores {
             let scores = match stage {
@@ -340,13 +347,13 @@ impl Problem<'_> {
                 Stage::Biased => &reference.biased,
                 Stage::Weights => &reference.weights,
             };
-            tensors.push(("scores", Tensor { shape: vec![b, hq, lq, lk], data: round(scores) }));
+            tensors.push(("scores", Tensor { shape: vec![b, hq, lq, lk], data: Floats::F32(round(scores)) }));
         }
         Ok((tensors, "f64 reference".into(), time))
     }
 
     /// The reference's output, rounded, in the layout of the files.
-    fn laid_out(&self, reference: &Reference) -> Vec<f32> {
+    fn laid_out(&self, reference: &Reference) -> Vec<T> {
         let ([b, hq, lq, _], dv) = (self.q.shape(), self.v.shape()[3]);
         match self.layout {
             Layout::Bhld => round(&reference.out),
@@ -358,6 +365,6 @@ impl Problem<'_> {
     }
 }
 
-fn round(x: &[f64]) -> Vec<f32> {
-    x.iter().map(|&x| x as f32).collect()
+fn round<T: Element>(x: &[f64]) -> Vec<T> {
+    x.iter().map(|&x| T::from_f32(x as f32)).collect()
 }

@@ -36,6 +36,23 @@ fn json_lines_hold_the_machine_and_every_row() {
 }
 
 #[test]
+fn every_type_is_measured() {
+    for (dtype, limit) in [("f16", 3e-4), ("bf16", 2e-3), ("i8", 2e-6)] {
+        let arguments = ["bench", "--json", "--rounds", "1", "--threads", "1", "--type", dtype];
+        let shapes = ["--shape", "minilm", "--shape", "decode-short"];
+        let result = Command::new(env!("CARGO_BIN_EXE_headwise")).args(arguments).args(shapes).output();
+        let result = result.expect("the command starts");
+        assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+        let text = String::from_utf8(result.stdout).expect("text");
+        let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!(rows.len(), 1 + 2, "no baseline in {dtype}");
+        for row in &rows[1..] {
+            assert!(row["type"] == dtype && row["max_error"].as_f64() < Some(limit), "{row}");
+        }
+    }
+}
+
+#[test]
 fn what_this_version_lacks_is_refused_by_name() {
     let run = |arguments: [&str; 3]| {
         let result =
@@ -43,7 +60,7 @@ fn what_this_version_lacks_is_refused_by_name() {
         assert_eq!(result.status.code(), Some(2), "{arguments:?}");
         String::from_utf8_lossy(&result.stderr).into_owned()
     };
-    assert!(run(["bench", "--type", "bf16"]).contains("bf16 is not supported yet"));
+    assert!(run(["bench", "--type", "f64"]).contains("the types are f32, f16, bf16 and i8"));
     assert!(run(["bench", "--shape", "tiny"]).contains("the shapes are bert, classic"));
     assert!(run(["bench", "--threads", "0"]).contains("must be 1 to"));
     let level = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };

@@ -26,7 +26,7 @@ impl Scales<'_> {
 impl<'a, C: Stored> View<'a, C> {
     /// Integers with factors: `scales [B, H, L, G]` has one for each of `G` groups of `D / G` features, rounded
     /// up, of each token and head. To be called before [`View::packed`], [`View::paged`] or
-    /// [`View::rolling`], which then find tokens and scales alike.
+    /// [`View::rolling`], which then find tokens and scales alike. A scale that is infinite counts as NaN.
     ///
     /// ```
     /// use headwise_kernels::View;
@@ -55,6 +55,12 @@ impl<'a, C: Stored> View<'a, C> {
     }
 }
 
+/// A scale, NaN for an infinite one: else what came out would depend on which numbers are 0.
+#[inline(always)]
+pub(crate) fn finite(scale: f32) -> f32 {
+    scale + scale * 0.0
+}
+
 impl<T: Stored> View<'_, T> {
     /// The number at `index`, of an integer with its scale, or `None` outside the shape or without scales.
     pub fn value(&self, index: [usize; 4]) -> Option<f32> {
@@ -66,7 +72,7 @@ impl<T: Stored> View<'_, T> {
         let (scale, group) = (self.scale(b, h, token)?, self.scales?);
         let offset = (feature / group.per) as isize * group.strides[3];
         // SAFETY: the index is inside the shape, so this group has a scale.
-        Some(x * unsafe { *scale.wrapping_offset(offset) })
+        Some(x * finite(unsafe { *scale.wrapping_offset(offset) }))
     }
 }
 

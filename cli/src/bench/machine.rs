@@ -82,7 +82,7 @@ impl Machine {
                 let gflops = threads.multiply_adds(level, steps)?;
                 threads.peaks[at].push(gflops);
             }
-            let gbps = threads.read([&self.memory, &[]])?;
+            let gbps = threads.read([bytemuck::cast_slice(&self.memory), &[]])?;
             threads.reads.push(gbps);
         }
         Ok(())
@@ -112,8 +112,10 @@ impl Threads {
     }
 
     /// GB/s of reading both, each thread its part of each: the faster one of the two ways to read.
-    pub fn read(&self, data: [&[f32]; 2]) -> Result<f64, Failure> {
-        let bytes = data.map(size_of_val).iter().sum::<usize>() as f64;
+    pub fn read(&self, data: [&[u8]; 2]) -> Result<f64, Failure> {
+        let bytes = data.map(<[u8]>::len).iter().sum::<usize>() as f64;
+        let data: [&[f32]; 2] =
+            data.map(|bytes| if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) });
         let mut best = 0.0;
         for ahead in [false, true] {
             let seconds = repeated(|| {

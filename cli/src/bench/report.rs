@@ -107,12 +107,14 @@ pub(crate) fn table(machine: &Machine, cores: usize, rows: &[Row]) -> String {
     for row in rows.iter().filter(|row| row.by == By::Headwise) {
         let same =
             |other: &&Row| other.by == By::Gemm && (other.shape, other.threads) == (row.shape, row.threads);
-        let gemm = rows.iter().find(same).map_or(f64::NAN, |row| row.median_ms);
+        let gemm = rows.iter().find(same).map(|gemm| gemm.median_ms);
+        let times = gemm.map_or("-".to_string(), |ms| format!("{:.2}", ms / row.median_ms));
+        let gemm = gemm.map_or("-".to_string(), |ms| format!("{ms:.3}"));
         let or_dash = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.1}"));
         let (rate, read) = (or_dash(row.gbps), or_dash(row.read_percent));
         _ = writeln!(
             text,
-            "{:13}{:5}{:8}{:>7}{:>10.3}{:>8.1}{:>7.1}{rate:>6}{read:>7}{gemm:>10.3}{:>9.2}{:>12}{:>8.1e}",
+            "{:13}{:5}{:8}{:>7}{:>10.3}{:>8.1}{:>7.1}{rate:>6}{read:>7}{gemm:>10}{times:>9}{:>12}{:>8.1e}",
             row.shape,
             row.element,
             row.level,
@@ -120,7 +122,6 @@ pub(crate) fn table(machine: &Machine, cores: usize, rows: &[Row]) -> String {
             row.median_ms,
             row.gflops,
             row.peak_percent,
-            gemm / row.median_ms,
             row.extra_bytes,
             row.max_error,
         );

@@ -47,6 +47,31 @@ fn a_run_prints_one_line_and_replaces_the_output() {
     assert_eq!(SafeTensors::deserialize(&output).expect("valid").names(), ["out"]);
 }
 
+/// Half a unit in the last place of numbers up to 2, and what f32 adds.
+#[test]
+fn halves_come_out_as_they_went_in() {
+    let bits = |file: &[u8], dtype: Dtype| -> Vec<f32> {
+        let file = SafeTensors::deserialize(file).expect("the output is a safetensors file");
+        let out = file.tensor("out").expect("the output has out");
+        assert_eq!((out.dtype(), out.shape()), (dtype, &[2, 4, 5, 6][..]));
+        let number = |&bytes: &[u8; 2]| match dtype {
+            Dtype::F16 => half::f16::from_le_bytes(bytes).to_f32(),
+            _ => half::bf16::from_le_bytes(bytes).to_f32(),
+        };
+        out.data().as_chunks().0.iter().map(number).collect()
+    };
+    for (dtype, limit) in [(Dtype::F16, 2f32.powi(-11) + 2e-5), (Dtype::BF16, 2f32.powi(-8) + 2e-5)] {
+        let file = File::small().halved(dtype, &["q", "k", "v"]).random("bias", &[4, 1, 7]);
+        for file in [file.clone(), file.halved(dtype, &["bias"])] {
+            let expected = bits(&compute(&file, r#"{"reference": true}"#), dtype);
+            for options in ["{}", r#"{"level": "scalar"}"#, r#"{"threads": 2, "precision": "exact"}"#] {
+                let difference = max_difference(&bits(&compute(&file, options), dtype), &expected);
+                assert!(difference <= limit, "{dtype:?}, {options}: {difference:e}");
+            }
+        }
+    }
+}
+
 #[test]
 fn kernels_agree_with_the_reference() {
     let small = File::small;

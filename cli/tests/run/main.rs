@@ -67,6 +67,22 @@ impl File {
         self.f32s(name, shape, &data)
     }
 
+    /// Rounds some F32 tensors to F16 or BF16.
+    fn halved(mut self, dtype: Dtype, names: &[&str]) -> Self {
+        for (_, of, _, data) in self.tensors.iter_mut().filter(|tensor| names.contains(&tensor.0)) {
+            let number = |bytes: &[u8; 4]| {
+                let x = f32::from_le_bytes(*bytes);
+                match dtype {
+                    Dtype::F16 => half::f16::from_f32(x).to_le_bytes(),
+                    _ => half::bf16::from_f32(x).to_le_bytes(),
+                }
+            };
+            *data = data.as_chunks().0.iter().flat_map(number).collect();
+            *of = dtype;
+        }
+        self
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let views = self.tensors.iter().map(|(name, dtype, shape, data)| {
             (*name, TensorView::new(*dtype, shape.clone(), data).expect("the bytes fit the shape"))
