@@ -72,10 +72,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let first = &runs[0][0].tokens;
     println!("{:?}", tokenizer.decode(first, false).map_err(|error| error.to_string())?);
-    match runs.iter().flatten().find(|run| run.tokens != *first) {
-        Some(other) => Err(format!("candle generated {first:?}, headwise {:?}", other.tokens).into()),
-        None => Ok(println!("the same tokens from both")),
+    if let Some(other) = runs.iter().flatten().find(|run| run.tokens != *first) {
+        return Err(format!("candle generated {first:?}, headwise {:?}", other.tokens).into());
     }
+    println!("the same tokens from both");
+    Ok(())
 }
 
 /// The prompt, then the likeliest token again and again.
