@@ -18,15 +18,14 @@ if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl; then native+=(avx51
 if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl amx_tile amx_bf16; then native+=(amx); fi
 best=${native[-1]}
 
-# `--workspace`, as in test.sh: the same features, so the same build.
 for level in "${native[@]}"; do
-  run_tests EXPECT_LEVEL="$best" HEADWISE_LEVEL="$level" cargo test -q --workspace --lib --tests
+  run_tests EXPECT_LEVEL="$best" HEADWISE_LEVEL="$level" cargo test -q --lib --tests
 done
 
 # emulated CPU LEVEL
 emulated() {
   run_tests CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="qemu-x86_64 -cpu $1" EXPECT_LEVEL="$2" \
-    cargo test -q --workspace --test "$LEVEL_TESTS"
+    cargo test -q --test "$LEVEL_TESTS"
 }
 apt_install qemu-user
 emulated Haswell,-pcid,-tsc-deadline,-x2apic,-hle,-invpcid,-rtm avx2

@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 cargo metadata --locked --format-version 1 >/dev/null
-run_tests cargo test --workspace
+run_tests cargo test
