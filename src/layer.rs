@@ -38,6 +38,9 @@
 //! | `rotary.rs` | rotary positions |
 //! | `norm.rs` | LayerNorm and RMSNorm |
 //! | `block.rs` | the layer with its residual and norm |
+//! | `weights.rs` | weights out of safetensors files |
+//! | `scheme.rs` | what models call the weights of a layer |
+//! | `relative.rs` | T5's bias by distance |
 //! | `cost.rs` | what a layer costs: parameters, operations, memory |
 
 mod block;
@@ -45,8 +48,11 @@ mod cost;
 mod heads;
 mod linear;
 mod norm;
+mod relative;
 mod rotary;
+mod scheme;
 mod tokens;
+mod weights;
 
 pub use block::{AttentionBlock, NormOrder};
 pub use cost::{Cost, CostShape};
@@ -54,5 +60,8 @@ pub use heads::{MultiHead, MultiHeadConfig};
 pub use headwise_kernels::{Activation, Then, WeightLayout};
 pub use linear::Linear;
 pub use norm::{Norm, NormKind};
+pub use relative::{Distances, RelativeBias};
 pub use rotary::{Pairing, Rotary, RotaryScaling};
+pub use scheme::{LayerOptions, Scheme};
 pub use tokens::{Tokens, Workspace};
+pub use weights::{Checkpoint, Tensor, TensorError, WeightsError};

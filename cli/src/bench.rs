@@ -65,7 +65,7 @@ fn element_type(name: &str) -> Result<String, String> {
     }
 }
 
-fn threads(text: &str) -> Result<usize, String> {
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
     up_to(crate::options::MAX_THREADS, text)
 }
 
