@@ -139,6 +139,8 @@ impl Batch {
 #[derive(Debug, Default)]
 pub struct Memory {
     workspace: Workspace,
+    /// Rows between the layers.
+    x: Vec<f32>,
     /// Rows between the two steps of a layer.
     attended: Vec<f32>,
     /// Rows between the two maps of the feed-forward step.
@@ -162,7 +164,7 @@ impl Layer {
     /// # Errors
     /// As [`AttentionBlock::forward`].
     pub fn forward(&self, x: &mut Vec<f32>, starts: &[usize], memory: &mut Memory) -> Result<(), Error> {
-        let Memory { workspace, attended, inner } = memory;
+        let Memory { workspace, attended, inner, .. } = memory;
         let rows = starts.last().copied().unwrap_or(0);
         attended.resize(x.len(), 0.0);
         self.attention.forward(Tokens::ragged(x, starts)?, &Attention::new(), workspace, attended)?;
@@ -329,11 +331,15 @@ impl<'a> Encoder<'a> {
     /// # Errors
     /// As [`Encoder::embed`] and [`Layer::forward`].
     pub fn forward(&self, batch: &Batch, memory: &mut Memory) -> Result<Vec<f32>, Error> {
-        let mut x = Vec::new();
-        self.embed(batch, &mut x)?;
-        for layer in &self.layers {
-            layer.forward(&mut x, &batch.starts, memory)?;
-        }
-        Ok(self.pool(&x, &batch.starts))
+        let mut x = std::mem::take(&mut memory.x);
+        let result = (|| {
+            self.embed(batch, &mut x)?;
+            for layer in &self.layers {
+                layer.forward(&mut x, &batch.starts, memory)?;
+            }
+            Ok(self.pool(&x, &batch.starts))
+        })();
+        memory.x = x;
+        result
     }
 }
