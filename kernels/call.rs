@@ -163,6 +163,16 @@ impl<'a, T: Element> Call<'a, T> {
         self.k.shape()[1]
     }
 
+    /// Features of a query or key.
+    pub fn features(&self) -> usize {
+        self.q.shape()[3]
+    }
+
+    /// The terms, mask and bias as broadcast.
+    pub fn terms(&self) -> &Terms<'a> {
+        &self.terms
+    }
+
     /// Query heads on one key/value head.
     pub fn group(&self) -> usize {
         self.group

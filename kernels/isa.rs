@@ -23,8 +23,11 @@ pub(crate) trait Isa: pulp::Simd {
         self.select_f32s(self.less_than_f32s(x, self.splat_f32s(low)), self.splat_f32s(0.0), y)
     }
 
-    /// Asks for the cache line at `ptr`, which may be any address.
+    /// Asks for the cache line at `ptr`, which may be any address, for the second-level cache.
     fn prefetch(self, ptr: *const f32);
+
+    /// The same, for the nearest cache.
+    fn prefetch_near(self, ptr: *const f32);
 
     /// Bit `j` of the result is `*ptr.add(j)`, for `j < n <= 64`.
     ///

@@ -55,7 +55,7 @@ pub use element::Element;
 pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
-pub use project::{Activation, Projection, Projections, Then, WeightLayout, Weights};
+pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
 pub use rows::{Centre, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};

@@ -16,15 +16,18 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::call::length;
-use crate::exp;
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::view::count;
-use crate::{Error, Level};
+use crate::{Error, Level, Scratch};
+use part::Part;
 use weights::PANEL;
 
-pub use weights::{WeightLayout, Weights};
+pub use activate::Activation;
+pub use weights::{Weight, WeightLayout, Weights};
 
+mod activate;
+mod part;
 mod weights;
 
 /// Inputs after which sums go to the output and come back: a panel's part of the weights, 64 KiB, stays in the
@@ -33,9 +36,6 @@ const STEPS: usize = 256;
 
 /// Rows of a task.
 const ROWS: usize = 192;
-
-/// How far ahead weights are asked for, in f32: 8 KiB.
-const AHEAD: usize = 2048;
 
 /// What is done with a projection's result.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -49,19 +49,6 @@ pub enum Then<'a> {
     Add(&'a [f32]),
     /// A function is applied.
     Activate(Activation),
-}
-
-/// Functions applied to each element of a result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `max(x, 0)`.
-    Relu,
-    /// `x/2 * (1 + erf(x / sqrt 2))` (Hendrycks and Gimpel 2016, "Gaussian Error Linear Units").
-    Gelu,
-    /// `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`: the approximation in the same paper, section 2.
-    GeluTanh,
-    /// `x / (1 + exp(-x))`.
-    Silu,
 }
 
 /// One projection: the arguments of a call.
@@ -153,12 +140,12 @@ impl<'a> Projections<'a> {
     ///
     /// # Errors
     /// [`Error::LevelUnavailable`].
-    pub fn run_next(&self, level: Level) -> Result<bool, Error> {
+    pub fn run_next(&self, level: Level, scratch: &mut Scratch) -> Result<bool, Error> {
         let start = self.next.fetch_add(self.run, Ordering::Relaxed);
         let mut some = false;
         for task in start..start + self.run {
             let Some((job, index)) = self.find(task) else { break };
-            level.dispatch(Task { job, index })?;
+            level.dispatch(Task { job, index, scratch })?;
             some = true;
         }
         Ok(some)
@@ -179,6 +166,7 @@ impl<'a> Projections<'a> {
 struct Task<'t, 'a> {
     job: &'t Job<'a>,
     index: usize,
+    scratch: &'t mut Scratch,
 }
 
 impl Op for Task<'_, '_> {
@@ -186,21 +174,25 @@ impl Op for Task<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Self { job, index } = self;
+        let Self { job, index, scratch } = self;
         let Some(weights) = job.weights else { return };
         let (inputs, outputs, panels) = (weights.inputs(), weights.outputs(), job.panels());
         let (first, panel) = (index / panels * ROWS, index % panels);
         let rows = ROWS.min(job.rows - first);
         let column = panel * PANEL;
+        let room = scratch.floats(STEPS * PANEL);
         let mut at = 0;
         loop {
             let steps = STEPS.min(inputs - at);
+            let (w, behind, size) = weights.chunk(panel, at, steps).widen(room);
             let part = Part {
                 isa,
                 steps,
                 x: job.x.as_ptr().wrapping_add(first * inputs + at),
                 x_row: inputs,
-                w: weights.panel(panel).wrapping_add(at * PANEL),
+                w,
+                behind,
+                size,
                 out: job.out.wrapping_add(first * outputs + column),
                 out_row: outputs,
                 columns: PANEL.min(outputs - column),
@@ -225,213 +217,4 @@ impl Op for Task<'_, '_> {
             }
         }
     }
-}
-
-/// Some rows times some inputs of one panel.
-#[derive(Clone, Copy)]
-struct Part<I> {
-    isa: I,
-    steps: usize,
-    x: *const f32,
-    x_row: usize,
-    w: *const f32,
-    out: *mut f32,
-    out_row: usize,
-    columns: usize,
-    bias: Option<*const f32>,
-    /// What the sums are added to, row for row as the output: it may be the output.
-    base: Option<*const f32>,
-    activation: Option<Activation>,
-}
-
-impl<I: Isa> Part<I> {
-    /// Cuts the rows in tiles of nearly the same height: low ones wait for their own sums.
-    ///
-    /// # Safety
-    /// As [`Part::tile`] for all rows.
-    #[inline(always)]
-    unsafe fn rows<const NQ: usize, const MR: usize>(self, rows: usize) {
-        let tiles = rows.div_ceil(MR);
-        for tile in 0..tiles {
-            let (start, end) = (tile * rows / tiles, (tile + 1) * rows / tiles);
-            let part = Self {
-                x: self.x.wrapping_add(start * self.x_row),
-                out: self.out.wrapping_add(start * self.out_row),
-                base: self.base.map(|base| base.wrapping_add(start * self.out_row)),
-                ..self
-            };
-            let fetch = tile == 0;
-            // SAFETY: the caller's.
-            unsafe {
-                match end - start {
-                    1 if NQ * I::F32_LANES < PANEL => part.tile::<8, 1>(fetch),
-                    1 => part.tile::<NQ, 1>(fetch),
-                    2 => part.tile::<NQ, 2>(fetch),
-                    3 => part.tile::<NQ, 3>(fetch),
-                    4 => part.tile::<NQ, 4>(fetch),
-                    5 => part.tile::<NQ, 5>(fetch),
-                    _ => part.tile::<NQ, 6>(fetch),
-                }
-            }
-        }
-    }
-
-    /// `M` rows times the panel, `NQ` vectors at a time. `fetch` asks for what lies ahead in the panel.
-    ///
-    /// # Safety
-    /// `M` rows of `steps` elements at `x`, `steps * 64` at `w`, and `M` rows of `columns` at `out`, at `base`
-    /// and at `bias`.
-    #[inline(always)]
-    unsafe fn tile<const NQ: usize, const M: usize>(&self, fetch: bool) {
-        let wide = NQ * I::F32_LANES;
-        for column in (0..self.columns).step_by(wide) {
-            // SAFETY: the caller's.
-            unsafe {
-                let w = self.w.wrapping_add(column);
-                let acc = if fetch && column == 0 {
-                    self.product::<NQ, M, true>(w)
-                } else {
-                    self.product::<NQ, M, false>(w)
-                };
-                for (m, acc) in acc.into_iter().enumerate() {
-                    self.finish(m, column, acc);
-                }
-            }
-        }
-    }
-
-    /// The register tile.
-    ///
-    /// # Safety
-    /// As [`Part::tile`].
-    #[inline(always)]
-    unsafe fn product<const NQ: usize, const M: usize, const FETCH: bool>(
-        &self,
-        w: *const f32,
-    ) -> [[I::f32s; NQ]; M] {
-        let isa = self.isa;
-        let mut acc = [[isa.splat_f32s(0.0); NQ]; M];
-        let (mut x, mut w) = (self.x, w);
-        for _ in 0..self.steps {
-            if FETCH {
-                for line in 0..PANEL / 16 {
-                    isa.prefetch(w.wrapping_add(AHEAD + line * 16));
-                }
-            }
-            // SAFETY: the caller's.
-            unsafe {
-                let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
-                    for (acc, vector) in acc.iter_mut().zip(vectors) {
-                        *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
-                    }
-                }
-            }
-            x = x.wrapping_add(1);
-            w = w.wrapping_add(PANEL);
-        }
-        acc
-    }
-
-    /// Adds what the sums are added to, applies the activation and writes.
-    ///
-    /// # Safety
-    /// As [`Part::tile`].
-    #[inline(always)]
-    unsafe fn finish<const NQ: usize>(&self, m: usize, column: usize, acc: [I::f32s; NQ]) {
-        let (isa, lanes) = (self.isa, I::F32_LANES);
-        for (n, mut y) in acc.into_iter().enumerate() {
-            let column = column + n * lanes;
-            if column >= self.columns {
-                break;
-            }
-            let some = lanes.min(self.columns - column);
-            let at = m * self.out_row + column;
-            // SAFETY: the caller's; `some` columns from `column` on lie inside the row.
-            unsafe {
-                if let Some(bias) = self.bias {
-                    y = isa.add_f32s(y, load(isa, bias.wrapping_add(column), some));
-                }
-                if let Some(base) = self.base {
-                    y = isa.add_f32s(y, load(isa, base.wrapping_add(at), some));
-                }
-                if let Some(activation) = self.activation {
-                    y = activate(isa, activation, y);
-                }
-                store(isa, self.out.wrapping_add(at), some, y);
-            }
-        }
-    }
-}
-
-/// The first `some` lanes from memory, 0 in the others.
-///
-/// # Safety
-/// `some` elements must be readable.
-#[inline(always)]
-unsafe fn load<I: Isa>(isa: I, ptr: *const f32, some: usize) -> I::f32s {
-    // SAFETY: the caller's.
-    unsafe {
-        if some == I::F32_LANES {
-            return ptr.cast::<I::f32s>().read_unaligned();
-        }
-        let mut x = isa.splat_f32s(0.0);
-        core::ptr::copy_nonoverlapping(ptr, (&raw mut x).cast::<f32>(), some);
-        x
-    }
-}
-
-/// Writes the first `some` lanes.
-///
-/// # Safety
-/// `some` elements must be writable.
-#[inline(always)]
-unsafe fn store<I: Isa>(_: I, ptr: *mut f32, some: usize, x: I::f32s) {
-    // SAFETY: the caller's.
-    unsafe {
-        if some == I::F32_LANES {
-            ptr.cast::<I::f32s>().write_unaligned(x);
-        } else {
-            core::ptr::copy_nonoverlapping((&raw const x).cast::<f32>(), ptr, some);
-        }
-    }
-}
-
-#[inline(always)]
-fn activate<I: Isa>(isa: I, activation: Activation, x: I::f32s) -> I::f32s {
-    let splat = |x: f32| isa.splat_f32s(x);
-    match activation {
-        Activation::Relu => isa.max_f32s(x, splat(0.0)),
-        Activation::Gelu => {
-            let half = isa.mul_f32s(x, splat(0.5));
-            isa.mul_add_e_f32s(half, erf(isa, isa.mul_f32s(x, splat(core::f32::consts::FRAC_1_SQRT_2))), half)
-        }
-        Activation::GeluTanh => {
-            let half = isa.mul_f32s(x, splat(0.5));
-            let cube = isa.mul_f32s(isa.mul_f32s(x, x), x);
-            let inner = isa.mul_add_e_f32s(cube, splat(0.044715), x);
-            let inner = isa.mul_f32s(inner, splat((2.0 / core::f32::consts::PI).sqrt()));
-            isa.mul_add_e_f32s(half, exp::tanh(isa, inner), half)
-        }
-        Activation::Silu => {
-            let e = exp::exp(isa, isa.neg_f32s(isa.abs_f32s(x)));
-            let y = isa.select_f32s(isa.less_than_f32s(x, splat(0.0)), e, splat(1.0));
-            isa.div_f32s(isa.mul_f32s(x, y), isa.add_f32s(splat(1.0), e))
-        }
-    }
-}
-
-/// `erf` within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26): `1 - (a1 t + .. + a5 t^5) exp(-x^2)` with
-/// `t = 1 / (1 + p |x|)`, and the sign of x.
-#[inline(always)]
-fn erf<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
-    const A: [f32; 5] = [0.254_829_6, -0.284_496_72, 1.421_413_8, -1.453_152_1, 1.061_405_4];
-    let splat = |x: f32| isa.splat_f32s(x);
-    let size = isa.abs_f32s(x);
-    let t = isa.div_f32s(splat(1.0), isa.mul_add_e_f32s(size, splat(0.327_591_1), splat(1.0)));
-    let sum = A.into_iter().rev().fold(splat(0.0), |sum, a| isa.mul_f32s(isa.add_f32s(sum, splat(a)), t));
-    let e = exp::exp(isa, isa.neg_f32s(isa.mul_f32s(x, x)));
-    let y = isa.sub_f32s(splat(1.0), isa.mul_f32s(sum, e));
-    isa.select_f32s(isa.less_than_f32s(x, splat(0.0)), isa.neg_f32s(y), y)
 }

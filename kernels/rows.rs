@@ -77,24 +77,25 @@ impl Op for NormRows<'_> {
             return;
         }
         for row in x.chunks_exact_mut(n) {
-            let mean = match centre {
+            // The mean, rounded, and what rounding took from it: beside a large mean that is not little.
+            let (mean, rest) = match centre {
                 Centre::Mean => {
-                    // The mean of the differences from the first element: a large mean costs no digits.
-                    let first = row[0];
-                    first + sum(row, |x| x - first) / n as f32
+                    let mean = sum(row, |x| x) / n as f32;
+                    (mean, sum(row, |x| x - mean) / n as f32)
                 }
-                Centre::Zero => 0.0,
+                Centre::Zero => (0.0, 0.0),
             };
-            let factor = 1.0 / (sum(row, |x| (x - mean) * (x - mean)) / n as f32 + eps).sqrt();
+            let from_mean = |x: f32| (x - mean) - rest;
+            let factor = 1.0 / (sum(row, |x| from_mean(x) * from_mean(x)) / n as f32 + eps).sqrt();
             match bias {
                 Some(bias) => {
                     for ((x, w), b) in row.iter_mut().zip(weight).zip(bias) {
-                        *x = (*x - mean) * factor * w + b;
+                        *x = from_mean(*x) * factor * w + b;
                     }
                 }
                 None => {
                     for (x, w) in row.iter_mut().zip(weight) {
-                        *x = (*x - mean) * factor * w;
+                        *x = from_mean(*x) * factor * w;
                     }
                 }
             }

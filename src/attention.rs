@@ -229,6 +229,12 @@ impl<'a> Attention<'a> {
         resolve_level(self.level)
     }
 
+    /// Runs on this.
+    pub(crate) fn on(mut self, run: Run) -> Self {
+        (self.level, self.threads) = (run.level, run.threads);
+        self
+    }
+
     /// What it runs on.
     pub(crate) fn runs_on(&self) -> Run {
         Run { level: self.level, threads: self.threads }

@@ -164,7 +164,7 @@ impl Plan {
 }
 
 /// Lends the thread's scratch, which is kept from call to call.
-fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+pub(crate) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
     thread_local! {
         static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
     }

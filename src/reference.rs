@@ -32,13 +32,22 @@ pub fn attention<'a, T: Element>(
     terms: &Terms<'a>,
 ) -> Result<Reference, Error> {
     let call = Call::new(q, k, v, terms)?;
-    let ([b, hq, lq, d], [_, hk, lk, dv]) = (q.shape(), v.shape());
+    let at = |x: View<'a, T>, i| x.get(i).map_or(0.0, |x| x.to_f32() as f64);
+    Ok(evaluate(&call, [&|i| at(q, i), &|i| at(k, i), &|i| at(v, i)]))
+}
+
+/// An element of Q, K or V.
+pub(crate) type At<'f> = &'f dyn Fn([usize; 4]) -> f64;
+
+/// The same on any numbers: the call gives the shapes and terms only.
+pub(crate) fn evaluate<T: Element>(call: &Call<'_, T>, [q, k, v]: [At<'_>; 3]) -> Reference {
+    let terms = call.terms();
+    let ([b, hq, lq, dv], hk, lk, d) = (call.out_shape(), call.kv_heads(), call.keys_axis(), call.features());
     let rows = b * hq * lq; // of packed queries, too: rows behind a sequence are zeros
     let n = rows * lk;
     let [mut scaled, mut capped, mut biased, mut weights] =
         [f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0].map(|x| vec![x; n]);
     let (mut lse, mut out) = (vec![f64::NEG_INFINITY; rows], vec![0.0; rows * dv]);
-    let at = |x: View<'a, T>, i| x.get(i).map_or(0.0, |x| x.to_f32() as f64);
     let of = |x: Option<&[f32]>, h: usize, otherwise: f64| x.map_or(otherwise, |x| x[h] as f64);
 
     for row in 0..rows {
@@ -59,7 +68,7 @@ pub fn attention<'a, T: Element>(
         let keys: Vec<usize> = (0..lk).filter(|&j| visible(j)).collect();
         // 2. scores
         for &j in &keys {
-            let dot: f64 = (0..d).map(|c| at(q, [b, h, i, c]) * at(k, [b, kv_head, j, c])).sum();
+            let dot: f64 = (0..d).map(|c| q([b, h, i, c]) * k([b, kv_head, j, c])).sum();
             let s = call.scale() as f64 * dot;
             let cap = terms.softcap.map_or(s, |cap| cap as f64 * (s / cap as f64).tanh());
             let bias = terms.bias.map_or(0.0, |bias| broadcast(bias, [b, h, i, j]) as f64);
@@ -81,11 +90,11 @@ pub fn attention<'a, T: Element>(
         // 4. values
         for &j in &keys {
             for c in 0..dv {
-                out[row * dv + c] += gate * weights[row * lk + j] * at(v, [b, kv_head, j, c]);
+                out[row * dv + c] += gate * weights[row * lk + j] * v([b, kv_head, j, c]);
             }
         }
     }
-    Ok(Reference { scaled, capped, biased, weights, lse, out })
+    Reference { scaled, capped, biased, weights, lse, out }
 }
 
 /// The element that `view` broadcasts to `index`.

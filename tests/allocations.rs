@@ -4,8 +4,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use headwise::{Attention, View, ViewMut};
-use rayon::ThreadPoolBuilder;
+use headwise::layer::{
+    AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens,
+    WeightLayout, Workspace,
+};
+use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// The system's memory, and how often any thread has asked for some.
 struct Counted;
@@ -103,6 +107,50 @@ fn a_third_call_allocates_nothing() {
                     });
                 }
             }
+        }
+        layers(&pool, threads);
+    }
+}
+
+/// A block with all its parts, on ragged batches and on a cache, near and far.
+fn layers(pool: &ThreadPool, threads: usize) {
+    let (d, heads, wave) = (96, 4, |n: usize| (0..n).map(|i| (i as f32 * 0.1).sin()).collect::<Vec<f32>>());
+    let linear = |n: usize| Linear::new(&wave(d * n), WeightLayout::OutIn, [d, n], Some(&wave(n))).unwrap();
+    let config = MultiHeadConfig { kv_heads: 2, ..MultiHeadConfig::new(d, heads) };
+    let norm = |n: usize| Norm::rms(&wave(n), 1e-6).unwrap();
+    let layer = MultiHead::new(config, linear(d), linear(d / 2), linear(d / 2), linear(d)).unwrap();
+    let layer = layer.with_norms(Some(norm(24)), Some(norm(24))).unwrap();
+    let layer = layer.with_rotary(Rotary::new(16, Pairing::Halves, 1e4).unwrap()).unwrap();
+    let (prompts, steps) = ([0, 50, 51, 200], [0, 1, 2, 3]);
+    let positions: Vec<usize> = (0..200).map(|i| i * 100).collect();
+    let x = wave(200 * d);
+    let mut out = wave(200 * d);
+    for order in [NormOrder::Pre, NormOrder::Post] {
+        let block = AttentionBlock::new(layer.clone(), norm(d), order).unwrap();
+        let shape = CacheShape { batch: 3, heads: 2, capacity: 4096, d: 24, dv: 24 };
+        let (mut cache, mut workspace) = (KvCache::new(shape).unwrap(), Workspace::new());
+        for starts in [&prompts, &steps] {
+            let rows = starts[3];
+            let tokens = Tokens::ragged(&x[..rows * d], starts).unwrap();
+            let placed = tokens.positions(&positions[..rows]);
+            let mut call = |attention: &Attention<'_>| {
+                let out = &mut out[..rows * d];
+                block.forward(placed, attention, &mut workspace, out).unwrap();
+                block.forward_cached(tokens, &mut cache, attention, &mut workspace, out).unwrap();
+            };
+            let attention = Attention::new().causal();
+            {
+                let call = Mutex::new(&mut call);
+                pool.broadcast(|_| {
+                    let call = &mut *call.lock().unwrap();
+                    (0..2).for_each(|_| call(&attention.sequential()));
+                });
+            }
+            pool.install(|| {
+                (0..2).for_each(|_| call(&attention));
+                let third = count(|| call(&attention));
+                assert_eq!(third, 0, "{threads} threads, {rows} rows, {order:?}");
+            });
         }
     }
 }

@@ -46,6 +46,12 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, ptr: *const f32) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { core::arch::asm!("prfm pldl1keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };
+    }
+
+    #[inline(always)]
     fn prefetch(self, ptr: *const f32) {
         // SAFETY: a hint; it reads nothing and faults on no address.
         unsafe { core::arch::asm!("prfm pldl2keep, [{}]", in(reg) ptr, options(nostack, preserves_flags)) };

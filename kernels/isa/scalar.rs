@@ -16,6 +16,9 @@ impl Isa for pulp::Scalar {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, _: *const f32) {}
+
+    #[inline(always)]
     fn prefetch(self, _: *const f32) {}
 
     #[inline(always)]

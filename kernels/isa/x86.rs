@@ -55,6 +55,12 @@ impl Isa for V3 {
     }
 
     #[inline(always)]
+    fn prefetch_near(self, ptr: *const f32) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.cast()) };
+    }
+
+    #[inline(always)]
     fn prefetch(self, ptr: *const f32) {
         // SAFETY: a hint; it reads nothing and faults on no address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(ptr.cast()) };
@@ -148,6 +154,12 @@ impl Isa for V4 {
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(cast(x), _mm512_set1_ps(low));
             cast(_mm512_maskz_mov_ps(keep, cast(y)))
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_near(self, ptr: *const f32) {
+        // SAFETY: a hint; it reads nothing and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.cast()) };
     }
 
     #[inline(always)]

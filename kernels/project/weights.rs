@@ -1,6 +1,8 @@
 //! The weights of a projection, packed once so that no call has to.
 
 use aligned_vec::{AVec, ConstAlign};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use crate::Error;
 use crate::call::length;
@@ -18,13 +20,95 @@ pub enum WeightLayout {
     InOut,
 }
 
+/// A type that weights can be kept in: `f32`, `half::f16` or `half::bf16`.
+#[allow(private_bounds)]
+pub trait Weight: Copy + Store {
+    /// Zero.
+    const ZERO: Self;
+}
+
+impl Weight for f32 {
+    const ZERO: Self = 0.0;
+}
+
+impl Weight for f16 {
+    const ZERO: Self = f16::ZERO;
+}
+
+impl Weight for bf16 {
+    const ZERO: Self = bf16::ZERO;
+}
+
+/// Which of the kinds of panels a type makes: for the types of this crate only.
+pub(crate) trait Store: Sized {
+    fn panels(packed: Packed<Self>) -> Panels;
+}
+
+impl Store for f32 {
+    fn panels(packed: Packed<Self>) -> Panels {
+        Panels::F32(packed)
+    }
+}
+
+impl Store for f16 {
+    fn panels(packed: Packed<Self>) -> Panels {
+        Panels::F16(packed)
+    }
+}
+
+impl Store for bf16 {
+    fn panels(packed: Packed<Self>) -> Panels {
+        Panels::Bf16(packed)
+    }
+}
+
+type Packed<T> = AVec<T, ConstAlign<64>>;
+
+#[derive(Debug, Clone)]
+pub(crate) enum Panels {
+    F32(Packed<f32>),
+    F16(Packed<f16>),
+    Bf16(Packed<bf16>),
+}
+
 /// A matrix of weights `[in, out]`, packed in panels `[out / 64][in][64]` (the last one filled up with
-/// zeros): what 64 outputs need lies in one stream, in the order in which it is used.
+/// zeros): what 64 outputs need lies in one stream, in the order in which it is used. Weights in half precision
+/// stay so, and are widened exactly, a block at a time, when they are used.
 #[derive(Debug, Clone)]
 pub struct Weights {
     inputs: usize,
     outputs: usize,
-    panels: AVec<f32, ConstAlign<64>>,
+    panels: Panels,
+}
+
+/// Some inputs of a panel.
+pub(crate) enum Chunk<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+}
+
+impl Chunk<'_> {
+    /// The weights as f32, where they are or widened into `room`, and what lies behind them in memory with its
+    /// size in f32.
+    #[inline(always)]
+    pub fn widen(&self, room: &mut [f32]) -> (*const f32, *const f32, usize) {
+        let (behind, size) = match self {
+            Chunk::F32(x) => return (x.as_ptr(), x.as_ptr_range().end, x.len()),
+            Chunk::F16(x) => (x.as_ptr_range().end.cast(), x.len() / 2),
+            Chunk::Bf16(x) => (x.as_ptr_range().end.cast(), x.len() / 2),
+        };
+        match self {
+            Chunk::F32(_) => {}
+            Chunk::F16(x) => x.convert_to_f32_slice(&mut room[..x.len()]),
+            Chunk::Bf16(x) => {
+                for (to, x) in room.iter_mut().zip(*x) {
+                    *to = f32::from_bits(u32::from(x.to_bits()) << 16);
+                }
+            }
+        }
+        (room.as_ptr(), behind, size)
+    }
 }
 
 impl Weights {
@@ -33,7 +117,12 @@ impl Weights {
     /// # Errors
     /// [`Error::TooLarge`] if the sizes multiply beyond `isize`, [`Error::Length`] if `data` has another
     /// length.
-    pub fn pack(data: &[f32], layout: WeightLayout, inputs: usize, outputs: usize) -> Result<Self, Error> {
+    pub fn pack<T: Weight>(
+        data: &[T],
+        layout: WeightLayout,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Self, Error> {
         let shape = [1, 1, inputs, outputs.checked_next_multiple_of(PANEL).unwrap_or(usize::MAX)];
         let bytes = count(shape).and_then(|n| n.checked_mul(size_of::<f32>()));
         if bytes.is_none_or(|n| isize::try_from(n).is_err()) {
@@ -41,7 +130,7 @@ impl Weights {
         }
         length("weights", data.len(), inputs * outputs)?;
         let mut panels = AVec::new(64);
-        panels.resize(shape[2] * shape[3], 0.0);
+        panels.resize(shape[2] * shape[3], T::ZERO);
         for (index, panel) in panels.chunks_exact_mut((inputs * PANEL).max(1)).enumerate() {
             let first = index * PANEL;
             let columns = PANEL.min(outputs - first);
@@ -61,13 +150,20 @@ impl Weights {
                 }
             }
         }
-        Ok(Self { inputs, outputs, panels })
+        Ok(Self { inputs, outputs, panels: T::panels(panels) })
     }
 
-    /// The weights as they were before packing, in either layout.
+    /// The weights as they were before packing, exactly, in either layout.
     pub fn unpack(&self, layout: WeightLayout) -> Vec<f32> {
         let (inputs, outputs) = (self.inputs, self.outputs);
-        let at = |t: usize, o: usize| self.panels[(o / PANEL * inputs + t) * PANEL + o % PANEL];
+        let at = |t: usize, o: usize| {
+            let index = (o / PANEL * inputs + t) * PANEL + o % PANEL;
+            match &self.panels {
+                Panels::F32(x) => x[index],
+                Panels::F16(x) => x[index].to_f32(),
+                Panels::Bf16(x) => x[index].to_f32(),
+            }
+        };
         let (rows, columns) = match layout {
             WeightLayout::OutIn => (outputs, inputs),
             WeightLayout::InOut => (inputs, outputs),
@@ -89,17 +185,52 @@ impl Weights {
         self.outputs
     }
 
+    /// Others of the same type as these, rounded to the nearest: see [`Weights::pack`].
+    ///
+    /// # Errors
+    /// As [`Weights::pack`].
+    pub fn pack_like(
+        &self,
+        data: &[f32],
+        layout: WeightLayout,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Self, Error> {
+        match self.panels {
+            Panels::F32(_) => Self::pack(data, layout, inputs, outputs),
+            Panels::F16(_) => {
+                let data: Vec<f16> = data.iter().map(|&x| f16::from_f32(x)).collect();
+                Self::pack(&data, layout, inputs, outputs)
+            }
+            Panels::Bf16(_) => {
+                let data: Vec<bf16> = data.iter().map(|&x| bf16::from_f32(x)).collect();
+                Self::pack(&data, layout, inputs, outputs)
+            }
+        }
+    }
+
     /// Bytes held, padding included.
     pub fn bytes(&self) -> usize {
-        size_of_val(&self.panels[..])
+        match &self.panels {
+            Panels::F32(x) => size_of_val(&x[..]),
+            Panels::F16(x) => size_of_val(&x[..]),
+            Panels::Bf16(x) => size_of_val(&x[..]),
+        }
     }
 
     pub(crate) fn panels(&self) -> usize {
         self.outputs.div_ceil(PANEL)
     }
 
-    /// The start of a panel, `[in][64]`.
-    pub(crate) fn panel(&self, index: usize) -> *const f32 {
-        self.panels[index * self.inputs * PANEL..].as_ptr()
+    /// The weights of a panel, `[in][64]`, from input `at` on, `steps` inputs.
+    #[inline(always)]
+    pub(crate) fn chunk(&self, panel: usize, at: usize, steps: usize) -> Chunk<'_> {
+        let start = (panel * self.inputs + at) * PANEL;
+        let range = start..start + steps * PANEL;
+        match &self.panels {
+            Panels::F32(x) => Chunk::F32(&x[range]),
+            Panels::F16(x) => Chunk::F16(&x[range]),
+            Panels::Bf16(x) => Chunk::Bf16(&x[range]),
+        }
     }
 }

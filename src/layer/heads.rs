@@ -52,15 +52,19 @@ impl MultiHeadConfig {
 /// Multi-head attention with its projections: see the [module](super).
 #[derive(Debug, Clone)]
 pub struct MultiHead {
-    config: MultiHeadConfig,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
+    pub(super) config: MultiHeadConfig,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) out: Linear,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
     rotary: Option<Rotary>,
     scale: Option<f32>,
+    /// The query heads that are left, by their numbers in the layer as it was made.
+    pub(super) kept: Vec<usize>,
+    /// Query heads of the layer as it was made.
+    pub(super) made_with: usize,
 }
 
 impl MultiHead {
@@ -90,7 +94,9 @@ impl MultiHead {
                 return Err(Error::Shape { argument, got, expected });
             }
         }
-        Ok(Self { config, q, k, v, out, q_norm: None, k_norm: None, rotary: None, scale: None })
+        let (kept, made_with) = ((0..heads).collect(), heads);
+        let (q_norm, k_norm, rotary, scale) = (None, None, None, None);
+        Ok(Self { config, q, k, v, out, q_norm, k_norm, rotary, scale, kept, made_with })
     }
 
     /// Norms of queries and keys before they turn: over the features of a head (`d_k` of them, as in Qwen 3) or
@@ -216,11 +222,16 @@ impl MultiHead {
         workspace: &mut Workspace,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, .. } = self.config;
+        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } =
+            self.config;
         let on = attention.runs_on();
         x.check("x", d_model)?;
         keys.check("keys", key_width)?;
         values.check("values", value_width)?;
+        if x.rows().checked_mul(d_out) != Some(out.len()) {
+            let expected = x.rows().saturating_mul(d_out);
+            return Err(Error::Length { argument: "out", got: out.len(), expected });
+        }
         if cache.as_ref().is_some_and(|cache| cache.lens().len() != x.batch()) {
             let (got, expected) = (x.batch(), cache.map_or(0, |cache| cache.lens().len()));
             return Err(Error::Length { argument: "x", got, expected });
@@ -281,9 +292,8 @@ impl MultiHead {
             (resolve_level(on.level)?, x.len().checked_div(tokens.rows()).unwrap_or(0), self.config.d_k);
         let threads = plan::threads_for(on.threads, x.len().saturating_mul(8));
         plan::share_rows(threads, x, width, |row, rows| {
-            let mut far = Vec::new();
             for (i, x) in rows.chunks_exact_mut(width.max(1)).enumerate() {
-                rotary.rotate_at(level, x, d, tokens.position(row + i, &first), &mut far)?;
+                rotary.rotate_at(level, x, d, tokens.position(row + i, &first))?;
             }
             Ok(())
         })

@@ -34,13 +34,35 @@ impl Linear {
         [inputs, outputs]: [usize; 2],
         bias: Option<&[f32]>,
     ) -> Result<Self, Error> {
-        let weights = Weights::pack(weights, layout, inputs, outputs)?;
+        Self::with_weights(Weights::pack(weights, layout, inputs, outputs)?, bias)
+    }
+
+    /// Packed weights, of any type, and a copy of `bias`.
+    ///
+    /// ```
+    /// use headwise::layer::{Linear, WeightLayout, Weights};
+    /// let half: Vec<half::f16> = [0.5, 2.0].map(half::f16::from_f32).to_vec(); // kept in half the memory
+    /// let linear = Linear::with_weights(Weights::pack(&half, WeightLayout::OutIn, 2, 1)?, None)?;
+    /// let mut y = [0.0];
+    /// linear.forward(&[2.0, 3.0], Default::default(), Default::default(), &mut y)?;
+    /// assert_eq!(y, [7.0]);
+    /// # Ok::<(), headwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Length`] if `bias` has another length than there are outputs.
+    pub fn with_weights(weights: Weights, bias: Option<&[f32]>) -> Result<Self, Error> {
         match bias {
-            Some(bias) if bias.len() != outputs => {
-                Err(Error::Length { argument: "bias", got: bias.len(), expected: outputs })
+            Some(bias) if bias.len() != weights.outputs() => {
+                Err(Error::Length { argument: "bias", got: bias.len(), expected: weights.outputs() })
             }
             bias => Ok(Self { weights, bias: bias.map(<[f32]>::to_vec) }),
         }
+    }
+
+    /// The weights as packed.
+    pub(super) fn packed(&self) -> &Weights {
+        &self.weights
     }
 
     /// Features that go in.
@@ -95,5 +117,5 @@ pub(crate) fn project<const N: usize>(run: Run, projections: [Projection<'_>; N]
     let work = projections.iter().map(|p| p.weights.inputs() * (p.out.len() + READ * p.weights.outputs()));
     let threads = plan::threads_for(run.threads, work.fold(0, usize::saturating_add));
     let projections = Projections::new(projections, threads)?;
-    plan::share(threads, || projections.run_next(level))
+    plan::share(threads, || plan::with_scratch(|scratch| projections.run_next(level, scratch)))
 }

@@ -8,11 +8,14 @@
 //!
 //! Angles, sines and cosines are computed in f64: at position 1e5 an f32 angle would be off by 0.004.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use headwise_kernels::{Error, Level, rotate};
 
 pub use headwise_kernels::Pairing;
+
+use crate::attention::resolve_level;
 
 /// How the frequencies of a model are stretched for longer contexts than it was trained with.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -157,28 +160,32 @@ impl Rotary {
     /// # Errors
     /// [`Error::Length`] if a head has fewer features than turn or `row` is not whole heads.
     pub fn rotate(&self, row: &mut [f32], d: usize, position: usize) -> Result<(), Error> {
-        self.rotate_at(crate::attention::resolve_level(None)?, row, d, position, &mut Vec::new())
+        self.rotate_at(resolve_level(None)?, row, d, position)
     }
 
-    /// `far` is memory for positions beyond the table.
     pub(crate) fn rotate_at(
         &self,
         level: Level,
         row: &mut [f32],
         d: usize,
         position: usize,
-        far: &mut Vec<f32>,
     ) -> Result<(), Error> {
+        thread_local! {
+            static FAR: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
         let width = self.width();
-        let both = if position < TABLE {
-            &self.table[position * width..][..width]
-        } else {
+        let turn = |both: &[f32], row| {
+            let (cos, sin) = both.split_at(width / 2);
+            rotate(level, self.pairing, [cos, sin], row, d)
+        };
+        if position < TABLE {
+            return turn(&self.table[position * width..][..width], row);
+        }
+        FAR.with_borrow_mut(|far| {
             far.clear();
             sines(&self.frequencies, position, far);
-            &far[..]
-        };
-        let (cos, sin) = both.split_at(width / 2);
-        rotate(level, self.pairing, [cos, sin], row, d)
+            turn(far, row)
+        })
     }
 }
 

@@ -29,8 +29,7 @@ impl<'a> Tokens<'a> {
     /// [`Error::Range`] unless `starts` begins with 0 and never falls.
     pub fn ragged(data: &'a [f32], starts: &'a [usize]) -> Result<Self, Error> {
         match starts {
-            [0, .., axis] | [axis @ 0] if starts.is_sorted() => {
-                let _ = axis;
+            [0, ..] if starts.is_sorted() => {
                 Ok(Self { data, rows: Rows::Ragged { starts }, positions: None })
             }
             _ => {
@@ -73,6 +72,14 @@ impl<'a> Tokens<'a> {
         match self.rows {
             Rows::Even { tokens, .. } => tokens,
             Rows::Ragged { starts } => starts[b + 1] - starts[b],
+        }
+    }
+
+    /// The first row of sequence `b`.
+    pub fn start(&self, b: usize) -> usize {
+        match self.rows {
+            Rows::Even { tokens, .. } => b * tokens,
+            Rows::Ragged { starts } => starts[b],
         }
     }
 

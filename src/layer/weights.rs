@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use headwise_kernels::{Error, WeightLayout};
+use headwise_kernels::{Error, WeightLayout, Weights};
 use safetensors::{Dtype, SafeTensors};
 
 use super::linear::Linear;
@@ -199,7 +199,9 @@ impl<'a> Checkpoint<'a> {
         let bias = self.optional(&format!("{name}.bias"), &[outputs]);
         let (weight, bias) = both(weight, bias)?;
         let bias = bias.map(|tensor| tensor.numbers());
-        Ok(Linear::new(&weight.numbers(), layout, [inputs, outputs], bias.as_deref())?)
+        let weights =
+            weight.pack(core::slice::from_ref(&(0..inputs * outputs)), layout, [inputs, outputs])?;
+        Ok(Linear::with_weights(weights, bias.as_deref())?)
     }
 
     /// The LayerNorm of the tensors `{name}.weight` and `{name}.bias`, if there is one; in old files `gamma` and
@@ -217,7 +219,7 @@ impl<'a> Checkpoint<'a> {
     }
 
     /// A tensor that need not be there, but has this shape if it is.
-    pub(crate) fn optional(&self, name: &str, shape: &[usize]) -> Result<Option<Tensor<'a>>, TensorError> {
+    pub(super) fn optional(&self, name: &str, shape: &[usize]) -> Result<Option<Tensor<'a>>, TensorError> {
         if self.has(name) { self.tensor(name)?.of_shape(shape).map(Some) } else { Ok(None) }
     }
 }
@@ -283,24 +285,52 @@ impl Tensor<'_> {
     }
 
     /// Appends the elements of `range`, which lies in the tensor.
-    pub(crate) fn append(&self, range: Range<usize>, to: &mut Vec<f32>) {
+    pub(super) fn append(&self, range: Range<usize>, to: &mut Vec<f32>) {
         match self.number {
-            Number::F32 => to.extend(elements(self.data, range).iter().map(|&x| f32::from_le_bytes(x))),
-            Number::F16 => {
-                to.extend(elements(self.data, range).iter().map(|&x| f16::from_le_bytes(x).to_f32()))
-            }
+            Number::F32 => extend(to, self.data, range, f32::from_le_bytes),
+            Number::F16 => extend(to, self.data, range, |x| f16::from_le_bytes(x).to_f32()),
+            Number::Bf16 => extend(to, self.data, range, |x| bf16::from_le_bytes(x).to_f32()),
+        }
+    }
+
+    /// Packs the elements of these ranges, in their own type.
+    pub(super) fn pack(
+        &self,
+        ranges: &[Range<usize>],
+        layout: WeightLayout,
+        [inputs, outputs]: [usize; 2],
+    ) -> Result<Weights, Error> {
+        let data = self.data;
+        match self.number {
+            Number::F32 => Weights::pack(&collect(data, ranges, f32::from_le_bytes), layout, inputs, outputs),
+            Number::F16 => Weights::pack(&collect(data, ranges, f16::from_le_bytes), layout, inputs, outputs),
             Number::Bf16 => {
-                to.extend(elements(self.data, range).iter().map(|&x| bf16::from_le_bytes(x).to_f32()));
+                Weights::pack(&collect(data, ranges, bf16::from_le_bytes), layout, inputs, outputs)
             }
         }
     }
 
-    pub(crate) fn refused(&self, must: String) -> TensorError {
+    pub(super) fn refused(&self, must: String) -> TensorError {
         TensorError::Shape { name: self.name.clone(), got: self.shape.clone(), must }
     }
 }
 
-/// The elements of `range`, as bytes: they may lie at any address.
-fn elements<const N: usize>(data: &[u8], range: Range<usize>) -> &[[u8; N]] {
-    &data.as_chunks().0[range]
+/// Appends elements, put together from their bytes: they may lie at any address.
+fn extend<T, const N: usize>(
+    to: &mut Vec<T>,
+    data: &[u8],
+    range: Range<usize>,
+    from_le_bytes: impl Fn([u8; N]) -> T,
+) {
+    to.extend(data.as_chunks().0[range].iter().map(|&bytes| from_le_bytes(bytes)));
+}
+
+fn collect<T, const N: usize>(
+    data: &[u8],
+    ranges: &[Range<usize>],
+    from_le_bytes: impl Fn([u8; N]) -> T,
+) -> Vec<T> {
+    let mut to = Vec::with_capacity(ranges.iter().map(ExactSizeIterator::len).sum());
+    ranges.iter().for_each(|range| extend(&mut to, data, range.clone(), &from_le_bytes));
+    to
 }

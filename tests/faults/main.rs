@@ -8,14 +8,12 @@
 //!
 //! - f16 and bf16: PaddlePaddle/Paddle #41933 (overflow of the dot product), pytorch/pytorch #163588 (sums in
 //!   half precision), the half-precision parts of the head sizes and of unaligned slices
-//! - rotary embedding and cache: skyzh/tiny-llm #46, pie-project/pie #603
 //! - the slope series of ALiBi: the first half of ml-explore/mlx #343
-//! - layers with their blocked-masks, dropout, extra slots and pruning: pytorch/pytorch #124464,
-//!   huggingface/transformers #17886, huggingface/transformers #9853, tracel-ai/burn #5607, half of
-//!   rasbt/LLMs-from-scratch #1061, of keras-team/keras #23038 and of pytorch/pytorch #27461
 //! - the backward pass: pytorch/pytorch #41508, pytorch/pytorch #148476, marin-community/levanter #449
 //! - time is measured in the benches: pytorch/pytorch #92892, fishaudio/fish-speech #1310, half of
 //!   huggingface/funes #160; memory in a test of its own: lucidrains/x-transformers #261
+//! - layers, rotary positions, blocked-masks, extra slots and pruning have tests beside the layer's own, in
+//!   `tests/layer`
 //! - builds: huggingface/candle #494, and the disassembly of CrispStrobe/CrispEmbed #41
 
 mod hidden;

@@ -1,5 +1,6 @@
 //! One layer, written as each family of models writes it, by loops of the test's own.
 
+use headwise::layer::torch::{TorchCall, TorchWeights};
 use headwise::layer::{Checkpoint, LayerOptions, TensorError, Tokens, WeightLayout, WeightsError, Workspace};
 use headwise::{Attention, Linear, MultiHead, MultiHeadConfig};
 use safetensors::Dtype;
@@ -182,13 +183,22 @@ fn every_scheme_gives_the_same_layer() {
 }
 
 #[test]
-fn half_types_are_widened() {
+fn half_types_stay_and_are_widened() {
     let (_, plain, file, biased) = all().swap_remove(9);
     let f16 = file.of_type(Dtype::F16, |x| half::f16::from_f32(x).to_le_bytes().to_vec());
     let bf16 = file.of_type(Dtype::BF16, |x| half::bf16::from_f32(x).to_le_bytes().to_vec());
+    let load = |bytes: &[u8]| {
+        let checkpoint = Checkpoint::new([bytes]).expect("a valid file");
+        checkpoint.multi_head("", plain.options()).expect("a layer")
+    };
+    let weights = |layer: &MultiHead| -> usize {
+        layer.linears().iter().map(|linear| linear.bytes() - linear.bias().map_or(0, size_of_val)).sum()
+    };
+    let whole = weights(&load(&file.bytes()));
     for bytes in [f16, bf16] {
-        let checkpoint = Checkpoint::new([&bytes[..]]).expect("a valid file");
-        plain.assert_is("half", &checkpoint.multi_head("", plain.options()).expect("a layer"), biased);
+        let layer = load(&bytes);
+        plain.assert_is("half", &layer, biased);
+        assert_eq!(2 * weights(&layer), whole);
     }
 }
 
@@ -330,4 +340,46 @@ fn everything_wrong_is_told_at_once() {
     let error = Checkpoint::new([&integers[..]]).and_then(|file| file.multi_head("a", plain.options()));
     let error = error.map(|_| ()).expect_err("integers").to_string();
     assert!(error.starts_with("a.self.query.weight is I32, must be F32, F16 or BF16; "), "{error}");
+}
+
+/// `add_bias_kv` is for PyTorch's layer alone.
+#[test]
+fn an_extra_key_and_value_is_torch_s() {
+    let plain = Plain::new(4, 4);
+    let file = plain.joined(plain.stacked(), ["in_proj_weight", "in_proj_bias", "out_proj"]);
+    let load = |file: &File| {
+        let bytes = file.bytes();
+        let checkpoint = Checkpoint::new([&bytes[..]]).expect("a valid file");
+        let (torch, layer) =
+            (checkpoint.torch_multihead("", plain.options()), checkpoint.multi_head("", plain.options()));
+        let x = numbers(40, 3 * WIDTH);
+        let torch = torch.map(|torch| {
+            let mut out = vec![0.0; x.len()];
+            let call = TorchCall { query: &x, key: &x, value: &x, batch: 1, ..Default::default() };
+            torch
+                .forward(call, TorchWeights::None, Default::default(), &mut Default::default(), &mut out)
+                .expect("it runs");
+            out
+        });
+        let layer = layer.map(|layer| {
+            let mut out = vec![0.0; x.len()];
+            let tokens = Tokens::even(&x, 1, 3);
+            layer.forward(tokens, &Attention::new(), &mut Workspace::new(), &mut out).expect("it runs");
+            out
+        });
+        (torch, layer)
+    };
+    let (torch, layer) = load(&file);
+    let without = torch.expect("a layer");
+    assert_eq!(layer.as_ref(), Ok(&without));
+    let slot = numbers(41, 4 * D);
+    let both = file.clone().with("bias_k", &[1, 1, 4 * D], &slot).with("bias_v", &[1, 1, 4 * D], &slot);
+    let (torch, layer) = load(&both);
+    assert_ne!(torch.expect("a layer"), without);
+    let unsupported = ["bias_k", "bias_v"].map(|name| TensorError::Unsupported { name: name.to_string() });
+    assert_eq!(layer, Err(WeightsError::Tensors(unsupported.to_vec())));
+    let missing = WeightsError::from(TensorError::Missing { name: "bias_v".to_string() });
+    assert_eq!(load(&both.without("bias_v")).0, Err(missing));
+    let (torch, _) = load(&file.with("bias_k", &[2], &[0.0; 2]).with("bias_v", &[2], &[0.0; 2]));
+    assert!(matches!(torch, Err(WeightsError::Layer(_))), "{torch:?}");
 }
