@@ -31,10 +31,10 @@ mod part;
 mod weights;
 
 /// Inputs after which sums go to the output and come back: a panel's part of the weights, 64 KiB, stays in the
-/// second-level cache for all rows of a task.
+/// second-level cache for all rows of a task (the bench `projection`: 128 and 512 are within 5 %).
 const STEPS: usize = 256;
 
-/// Rows of a task.
+/// Rows of a task: their part of X stays in the second-level cache beside the weights.
 const ROWS: usize = 192;
 
 /// What is done with a projection's result.

