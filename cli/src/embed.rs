@@ -14,7 +14,8 @@ use crate::Failure;
 use crate::encoder::{Batch, Encoder, Memory};
 use crate::model::{Model, ModelError};
 
-/// Prints how similar texts are, or their embeddings as JSON, by a sentence model (BERT: all-MiniLM-L6-v2, bge, ...).
+/// Prints how similar texts are, or their embeddings as JSON, by a sentence model (BERT: all-MiniLM-L6-v2,
+/// bge, ...).
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The model's directory: config.json, tokenizer.json, model.safetensors.
@@ -127,7 +128,12 @@ impl Args {
         let ids = tokens(&model, &encoder, &texts)?;
         let mut out = BufWriter::new(io::stdout().lock());
         let mut all = Vec::new();
-        embed(&encoder, &ids, |text, embedding| {
+        // JSON on the same terminal shows how far it is.
+        let bar = match self.json && io::stdout().is_terminal() {
+            true => ProgressBar::hidden(),
+            false => ProgressBar::new(ids.len() as u64),
+        };
+        embed(&encoder, &ids, &bar, |text, embedding| {
             if self.json {
                 let line = Line { text: &texts[text], tokens: ids[text].len(), embedding };
                 serde_json::to_writer(&mut out, &line).map_err(io::Error::from)?;
@@ -188,12 +194,9 @@ fn tokens(model: &Model, encoder: &Encoder<'_>, texts: &[String]) -> Result<Vec<
 fn embed(
     encoder: &Encoder<'_>,
     ids: &[Vec<u32>],
+    bar: &ProgressBar,
     mut each: impl FnMut(usize, &[f32]) -> io::Result<()>,
 ) -> Result<(), EmbedError> {
-    let bar = match io::stdout().is_terminal() && ids.len() <= MAX_TABLE {
-        true => ProgressBar::hidden(), // done before it could be seen
-        false => ProgressBar::new(ids.len() as u64),
-    };
     bar.set_style(
         ProgressStyle::with_template("{wide_bar} {pos}/{len} texts, {eta} left").expect("a valid style"),
     );

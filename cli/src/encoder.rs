@@ -6,13 +6,13 @@
 //! embedding = pooled / |pooled|                pooled: the mean of a text's rows, or its first row
 //! ```
 //!
-//! Texts of different lengths lie one after the other, without padding. Word rows are read from the file as they
-//! are needed; the weights of the layers are packed when the encoder is loaded.
+//! Texts of different lengths lie one after the other, without padding. Word rows are read from the file as
+//! they are needed; the weights of the layers are packed when the encoder is loaded.
 //!
-//! It lives with the command, not in the library: what is BERT's in it (names, configuration, pooling) serves one
-//! family of models, and what serves all of them is the library's already. Each step is public, so that who looks
-//! into a model can take the steps and see what lies between: the queries of a layer are `layer.attention.layer()`'s
-//! first linear map of its input.
+//! It lives with the command, not in the library: what is BERT's in it (names, configuration, pooling) serves
+//! one family of models, and what serves all of them is the library's already. Each step is public, so that
+//! who looks into a model can take the steps and see what lies between: the queries of a layer are
+//! `layer.attention.layer()`'s first linear map of its input.
 
 use headwise::layer::{
     Activation, Checkpoint, LayerOptions, NormOrder, Tensor, Then, WeightLayout, WeightsError,
@@ -101,7 +101,7 @@ pub enum Pooling {
 }
 
 /// The token ids of some texts, one after the other.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Batch {
     ids: Vec<u32>,
     /// Where each text begins, and where the last one ends.
@@ -121,7 +121,7 @@ impl Batch {
 
     /// Texts.
     pub fn texts(&self) -> usize {
-        self.starts.len().saturating_sub(1)
+        self.starts.len() - 1
     }
 
     /// Tokens of all texts.
@@ -159,16 +159,15 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// `x = layer(x)`, the rows of a ragged batch.
+    /// `x = layer(x)`, the rows of a batch.
     ///
     /// # Errors
     /// As [`AttentionBlock::forward`].
-    pub fn forward(&self, x: &mut Vec<f32>, starts: &[usize], memory: &mut Memory) -> Result<(), Error> {
+    pub fn forward(&self, x: &mut [f32], batch: &Batch, memory: &mut Memory) -> Result<(), Error> {
         let Memory { workspace, attended, inner, .. } = memory;
-        let rows = starts.last().copied().unwrap_or(0);
         attended.resize(x.len(), 0.0);
-        self.attention.forward(Tokens::ragged(x, starts)?, &Attention::new(), workspace, attended)?;
-        inner.resize(rows * self.up.outputs(), 0.0);
+        self.attention.forward(Tokens::ragged(x, &batch.starts)?, &Attention::new(), workspace, attended)?;
+        inner.resize(batch.rows() * self.up.outputs(), 0.0);
         self.up.forward(attended, Then::Activate(self.activation), Run::default(), inner)?;
         self.down.forward(inner, Then::Add(attended), Run::default(), x)?;
         self.norm.in_place(x, Run::default())
@@ -306,11 +305,18 @@ impl<'a> Encoder<'a> {
         self.norm.in_place(x, Run::default())
     }
 
-    /// The embedding of each text, `[texts, hidden]`, of length 1, from the rows behind the last layer. An empty
-    /// text has none: its row is 0.
-    pub fn pool(&self, x: &[f32], starts: &[usize]) -> Vec<f32> {
-        let mut out = vec![0.0; starts.len().saturating_sub(1) * self.hidden];
-        for (bounds, to) in starts.windows(2).zip(out.chunks_exact_mut(self.hidden)) {
+    /// The embedding of each text, `[texts, hidden]`, of length 1, from the rows behind the last layer. An
+    /// empty text has none: its row is 0.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless `x` is `[rows, hidden]`.
+    pub fn pool(&self, x: &[f32], batch: &Batch) -> Result<Vec<f32>, Error> {
+        let expected = batch.rows() * self.hidden;
+        if x.len() != expected {
+            return Err(Error::Length { argument: "x", got: x.len(), expected });
+        }
+        let mut out = vec![0.0; batch.texts() * self.hidden];
+        for (bounds, to) in batch.starts.windows(2).zip(out.chunks_exact_mut(self.hidden)) {
             let last = match self.pooling {
                 Pooling::Mean => bounds[1],
                 Pooling::First => bounds[1].min(bounds[0] + 1),
@@ -323,21 +329,21 @@ impl<'a> Encoder<'a> {
                 to.iter_mut().for_each(|x| *x = (f64::from(*x) / norm) as f32);
             }
         }
-        out
+        Ok(out)
     }
 
     /// All of it: the embedding of each text of the batch, `[texts, hidden]`.
     ///
     /// # Errors
-    /// As [`Encoder::embed`] and [`Layer::forward`].
+    /// As [`Encoder::embed`], [`Layer::forward`] and [`Encoder::pool`].
     pub fn forward(&self, batch: &Batch, memory: &mut Memory) -> Result<Vec<f32>, Error> {
         let mut x = std::mem::take(&mut memory.x);
         let result = (|| {
             self.embed(batch, &mut x)?;
             for layer in &self.layers {
-                layer.forward(&mut x, &batch.starts, memory)?;
+                layer.forward(&mut x, batch, memory)?;
             }
-            Ok(self.pool(&x, &batch.starts))
+            self.pool(&x, batch)
         })();
         memory.x = x;
         result

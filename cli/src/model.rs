@@ -1,5 +1,5 @@
-//! A model's directory, as Hugging Face lays it out: `config.json`, `tokenizer.json`, `model.safetensors`, and of a
-//! sentence model how it pools, in `1_Pooling/config.json`.
+//! A model's directory, as Hugging Face lays it out: `config.json`, `tokenizer.json`, `model.safetensors`,
+//! and of a sentence model how it pools, in `1_Pooling/config.json`.
 
 use std::fs::{self, File};
 use std::io;
@@ -61,7 +61,8 @@ impl Model {
     /// The model in a directory.
     ///
     /// # Errors
-    /// [`ModelError`] if a file is missing, broken, or of a model that is not an encoder as this command knows it.
+    /// [`ModelError`] if a file is missing, broken, or of a model that is not an encoder as this command
+    /// knows it.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
         let config = config(&directory.join("config.json"))?;
         let tokenizer = tokenizer(&directory.join("tokenizer.json"))?;

@@ -1,6 +1,7 @@
 //! A layer out of a file: the tensors of a [`Scheme`], checked against each other, cut into queries, keys and
 //! values, and packed in the type that the file has. All that is wrong is told at once.
 
+use core::slice::from_ref;
 use std::ops::Range;
 
 use headwise_kernels::{Error, WeightLayout};
@@ -32,9 +33,9 @@ impl LayerOptions {
 }
 
 impl Checkpoint<'_> {
-    /// The attention layer whose weights are named `{prefix}.` and as a [`Scheme`] says; an empty prefix is none.
-    /// Rotary positions are the caller's to add, and the rest of what a configuration says. Not for models whose
-    /// norms of queries and keys are stored less one (Gemma 3): their names do not tell.
+    /// The attention layer whose weights are named `{prefix}.` and as a [`Scheme`] says; an empty prefix is
+    /// none. Rotary positions are the caller's to add, and the rest of what a configuration says. Not for
+    /// models whose norms of queries and keys are stored less one (Gemma 3): their names do not tell.
     ///
     /// # Errors
     /// [`WeightsError::NoScheme`]; [`WeightsError::Tensors`] with all that is missing or not as it must be;
@@ -82,8 +83,8 @@ impl Checkpoint<'_> {
         }
         let out = out.map(|matrix| {
             let bias = reader.bias(scheme.out, matrix.outputs);
-            let all = [0..matrix.outputs];
-            matrix.linear(&all, bias.as_ref(), &all)
+            let all = 0..matrix.outputs;
+            matrix.linear(from_ref(&all), bias.as_ref(), from_ref(&all))
         });
         let norms = scheme.norms.map(|names| names.map(|name| reader.norm(name)));
         let unsupported = scheme.unsupported.iter().filter(|name| !taken.contains(name));
@@ -249,8 +250,8 @@ impl<'a> Reader<'_, 'a> {
         });
         let linears = [0, 1, 2].map(|part| {
             let first = if shared.is_some() { widths[..part].iter().sum() } else { 0 };
-            let outputs = first..first + widths[part];
-            matrices[part].linear(&[0..widths[part]], biases[part].as_ref(), &[outputs])
+            let (outputs, of_bias) = (0..widths[part], first..first + widths[part]);
+            matrices[part].linear(from_ref(&outputs), biases[part].as_ref(), from_ref(&of_bias))
         });
         Some(Parts { linears, d })
     }

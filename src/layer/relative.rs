@@ -1,5 +1,6 @@
-//! The relative bias of T5 (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1): what a
-//! head adds to a score depends on how far the key lies from the query, in buckets that widen with the distance.
+//! The relative bias of T5 (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1):
+//! what a head adds to a score depends on how far the key lies from the query, in buckets that widen with the
+//! distance.
 //!
 //! ```text
 //! bias(h, i, j) = table[bucket(j - i)][h]
@@ -23,7 +24,7 @@ pub enum Distances {
 /// use headwise::{Attention, View};
 /// use headwise::layer::{Distances, RelativeBias};
 /// let relative = RelativeBias::new(&[0.0, -1.0, 1.0, 2.0], [4, 1], Distances::Both, 8)?;
-/// let bias = relative.scores(2, 3, 0); // 2 queries, the first at key 0, and 3 keys
+/// let bias = relative.scores(2, 3, 0)?; // 2 queries, the first at key 0, and 3 keys
 /// assert_eq!(bias, [0.0, 2.0, 2.0, -1.0, 0.0, 2.0]);
 /// let attention = Attention::new().bias(View::bhld(&bias, [1, 1, 2, 3])?);
 /// # Ok::<(), headwise::Error>(())
@@ -42,8 +43,8 @@ impl RelativeBias {
     /// Of `table [buckets, heads]`. T5 has 32 buckets and a `max_distance` of 128.
     ///
     /// # Errors
-    /// [`Error::Length`] if `table` has another length; [`Error::Value`] unless there are at least two buckets
-    /// on a side and `max_distance` lies beyond the half of them.
+    /// [`Error::Length`] if `table` has another length; [`Error::Value`] unless there are at least two
+    /// buckets on a side and `max_distance` lies beyond the half of them.
     pub fn new(
         table: &[f32],
         [buckets, heads]: [usize; 2],
@@ -74,10 +75,17 @@ impl RelativeBias {
         self.heads
     }
 
-    /// The bias `[heads, queries, keys]` for [`Attention::bias`](crate::Attention::bias); query `i` stands at key
-    /// `i + offset`. In a ragged batch that of the longest sequences serves all.
-    pub fn scores(&self, queries: usize, keys: usize, offset: isize) -> Vec<f32> {
-        let mut bias = Vec::with_capacity(self.heads * queries * keys);
+    /// The bias `[heads, queries, keys]` for [`Attention::bias`](crate::Attention::bias); query `i` stands at
+    /// key `i + offset`. In a ragged batch that of the longest sequences serves all.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if there are more than can be addressed.
+    pub fn scores(&self, queries: usize, keys: usize, offset: isize) -> Result<Vec<f32>, Error> {
+        let mut bias = Vec::new();
+        let count = self.heads.checked_mul(queries).and_then(|rows| rows.checked_mul(keys));
+        if count.is_none_or(|count| bias.try_reserve_exact(count).is_err()) {
+            return Err(Error::TooLarge { argument: "bias", shape: [1, self.heads, queries, keys] });
+        }
         for head in 0..self.heads {
             for i in 0..queries {
                 let position = offset.saturating_add_unsigned(i);
@@ -85,7 +93,7 @@ impl RelativeBias {
                 bias.extend((0..keys).map(|j| self.table[bucket(j) * self.heads + head]));
             }
         }
-        bias
+        Ok(bias)
     }
 
     /// Buckets of a side.

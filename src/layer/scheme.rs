@@ -6,8 +6,9 @@
 //! grouped  for each key/value head [its queries | its key | its value]
 //! ```
 //!
-//! A bias is named as its weight, `weight` replaced by `bias`, and need not be there. What names and shapes do
-//! not tell (the numbers of heads, rotary positions, masks) is in a model's configuration: the caller says it.
+//! A bias is named as its weight, `weight` replaced by `bias`, and need not be there. What names and shapes
+//! do not tell (the numbers of heads, rotary positions, masks) is in a model's configuration: the caller says
+//! it.
 
 use headwise_kernels::WeightLayout;
 
@@ -135,7 +136,8 @@ impl Scheme {
         self.name
     }
 
-    /// The names of the weights, behind the prefix: queries, keys and values in one tensor or three; the output.
+    /// The names of the weights, behind the prefix: queries, keys and values in one tensor or three; the
+    /// output.
     pub fn weights(&self) -> impl Iterator<Item = &'static str> {
         let qkv = match &self.qkv {
             Qkv::Apart(names) => &names[..],

@@ -1,9 +1,9 @@
-//! Weights out of safetensors files: the bytes of one file, or of all files of a model, checked and read where
-//! they lie. Only what a call asks for is turned into numbers.
+//! Weights out of safetensors files: the bytes of one file, or of all files of a model, checked and read
+//! where they lie. Only what a call asks for is turned into numbers.
 //!
 //! A file is not trusted: its header is checked against its length before anything is read (by `safetensors`:
-//! sizes that overflow, tensors that overlap or leave holes, a header that is cut or too long), a tensor has the
-//! shape that is asked for or is refused, and no axis is 0, so that no size exceeds the file's own.
+//! sizes that overflow, tensors that overlap or leave holes, a header that is cut or too long), a tensor has
+//! the shape that is asked for or is refused, and no axis is 0, so that no size exceeds the file's own.
 
 use std::fmt;
 use std::ops::Range;
@@ -133,8 +133,8 @@ impl<'a> Checkpoint<'a> {
     /// The tensors of all `files`: their bytes, which may be mapped memory.
     ///
     /// # Errors
-    /// [`WeightsError::Format`] unless all are safetensors files, [`WeightsError::Twice`] if two have a tensor
-    /// of the same name.
+    /// [`WeightsError::Format`] unless all are safetensors files, [`WeightsError::Twice`] if two have a
+    /// tensor of the same name.
     pub fn new(files: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, WeightsError> {
         let mut all: Vec<SafeTensors<'a>> = Vec::new();
         for bytes in files {
@@ -163,8 +163,8 @@ impl<'a> Checkpoint<'a> {
     /// A tensor of numbers.
     ///
     /// # Errors
-    /// [`TensorError::Missing`]; [`TensorError::Type`] unless it is F32, F16 or BF16; [`TensorError::Shape`] if
-    /// an axis is 0.
+    /// [`TensorError::Missing`]; [`TensorError::Type`] unless it is F32, F16 or BF16; [`TensorError::Shape`]
+    /// if an axis is 0.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'a>, TensorError> {
         let view = self.files.iter().find_map(|file| file.tensor(name).ok());
         let view = view.ok_or_else(|| TensorError::Missing { name: name.to_string() })?;
@@ -204,8 +204,8 @@ impl<'a> Checkpoint<'a> {
         Ok(Linear::with_weights(weights, bias.as_deref())?)
     }
 
-    /// The LayerNorm of the tensors `{name}.weight` and `{name}.bias`, if there is one; in old files `gamma` and
-    /// `beta`.
+    /// The LayerNorm of the tensors `{name}.weight` and `{name}.bias`, if there is one; in old files `gamma`
+    /// and `beta`.
     ///
     /// # Errors
     /// As [`Checkpoint::linear`]; [`WeightsError::Layer`] if `eps` is not a number for a norm.

@@ -1,5 +1,5 @@
-//! Weights from safetensors files: every naming scheme gives the same layer, whatever is wrong is named, and no
-//! file does harm.
+//! Weights from safetensors files: every naming scheme gives the same layer, whatever is wrong is named, and
+//! no file does harm.
 
 mod hostile;
 mod relative;

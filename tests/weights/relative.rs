@@ -5,8 +5,8 @@ use headwise::{Attention, Error, View};
 
 use crate::{File, numbers};
 
-/// Distance (key minus query) and bucket, of both sides and of the past: what the formula in the code of the paper
-/// gives in f32, with 32 buckets up to 128.
+/// Distance (key minus query) and bucket, of both sides and of the past: what the formula in the code of the
+/// paper gives in f32, with 32 buckets up to 128.
 const BUCKETS: [(isize, usize, usize); 33] = [
     (-1000, 15, 31),
     (-128, 15, 31),
@@ -51,7 +51,11 @@ fn buckets_are_the_published_ones() {
         for (distance, both, past) in BUCKETS {
             let want = [both, past][side] as f32;
             // One query at `-distance`, key 0.
-            assert_eq!(relative.scores(1, 1, -distance), [2.0 * want, 2.0 * want + 1.0], "{distance}");
+            assert_eq!(
+                relative.scores(1, 1, -distance),
+                Ok(vec![2.0 * want, 2.0 * want + 1.0]),
+                "{distance}"
+            );
         }
     }
 }
@@ -63,6 +67,11 @@ fn sizes_that_make_no_buckets_are_refused() {
     assert_eq!(refused, Err(Error::Length { argument: "table", got: 3, expected: 4 }));
     assert!(matches!(new(3, [3, 1], Distances::Both, 8), Err(Error::Value { argument: "buckets", .. })));
     assert!(matches!(new(8, [8, 1], Distances::Both, 2), Err(Error::Value { argument: "max_distance", .. })));
+    let good = new(8, [8, 1], Distances::Both, 3).expect("sizes of a bias");
+    for (queries, keys) in [(usize::MAX, 1 << 40), (1 << 40, 1 << 30)] {
+        let error = Error::TooLarge { argument: "bias", shape: [1, 1, queries, keys] };
+        assert_eq!(good.scores(queries, keys, 0), Err(error));
+    }
 }
 
 /// A T5 layer with its bias, against the formula in f64, over two sequences of different lengths.
@@ -85,7 +94,7 @@ fn a_t5_layer_with_its_bias() {
 
     let (starts, longest) = ([0, 5, 14], 9);
     let x = numbers(9, starts[2] * WIDTH);
-    let bias = relative.scores(longest, longest, 0);
+    let bias = relative.scores(longest, longest, 0).expect("a small bias");
     let view = View::bhld(&bias, [1, HEADS, longest, longest]).expect("a bias");
     let mut y = vec![0.0; x.len()];
     let tokens = Tokens::ragged(&x, &starts).expect("two sequences");

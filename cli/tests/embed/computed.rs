@@ -97,7 +97,8 @@ fn the_table_shows_texts_and_cosines() {
     let (a, b) = (model.embedding(TEXTS[0].1, false), model.embedding(TEXTS[1].1, false));
     let cosine: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
     let want = format!(
-        "  1  The river\n  2  the bank was closed.\n\n         1      2\n  1  1.000 {cosine:>6.3}\n  2 {cosine:>6.3}  1.000\n"
+        "  1  The river\n  2  the bank was closed.\n\n         1      2\n  \
+         1  1.000 {cosine:>6.3}\n  2 {cosine:>6.3}  1.000\n"
     );
     assert_eq!(String::from_utf8_lossy(&output.stdout), want);
 }

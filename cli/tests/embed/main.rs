@@ -1,5 +1,6 @@
-//! `headwise embed` from the outside: a small model made here, held against BERT's formula in f64; whatever is
-//! wrong with model or texts, told in one line with exit status 2; and all-MiniLM-L6-v2 itself, where it is.
+//! `headwise embed` from the outside: a small model made here, held against BERT's formula in f64; whatever
+//! is wrong with model or texts, told in one line with exit status 2; and all-MiniLM-L6-v2 itself, where it
+//! is.
 
 mod computed;
 mod minilm;
@@ -36,7 +37,8 @@ const WORDS: [&str; 12] =
 impl Model {
     fn new() -> Self {
         let config = json!({
-            "model_type": "bert", "hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
+            "model_type": "bert", "hidden_size": HIDDEN, "num_attention_heads": HEADS,
+            "num_hidden_layers": LAYERS,
             "intermediate_size": INNER, "max_position_embeddings": POSITIONS, "type_vocab_size": 2,
             "layer_norm_eps": 1e-12, "hidden_act": "gelu", "vocab_size": WORDS.len(),
         });
@@ -46,8 +48,8 @@ impl Model {
         let tokenizer = json!({
             "version": "1.0",
             "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-            "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
-                        "pad_type_id": 0, "pad_token": "[PAD]"},
+            "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+                        "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
             "added_tokens": [],
             "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
                            "strip_accents": null, "lowercase": true},
