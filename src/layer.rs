@@ -38,6 +38,10 @@
 //! | `rotary.rs` | rotary positions |
 //! | `norm.rs` | LayerNorm and RMSNorm |
 //! | `block.rs` | the layer with its residual and norm |
+//! | `weights.rs` | weights out of safetensors files |
+//! | `scheme.rs` | what models call the weights of a layer |
+//! | `load.rs` | a layer out of its weights |
+//! | `relative.rs` | T5's bias by distance |
 //! | `prune.rs` | the layer without some of its heads |
 //! | `cost.rs` | what a layer costs: parameters, operations, memory |
 //! | `torch.rs` | `nn.MultiheadAttention`: its masks, slots and orders |
@@ -47,18 +51,26 @@ mod block;
 mod cost;
 mod heads;
 mod linear;
+mod load;
 mod norm;
 mod prune;
 pub mod reference;
+mod relative;
 mod rotary;
+mod scheme;
 mod tokens;
 pub mod torch;
+mod weights;
 
 pub use block::{AttentionBlock, NormOrder};
 pub use cost::{Cost, CostShape};
 pub use heads::{MultiHead, MultiHeadConfig};
 pub use headwise_kernels::{Activation, Then, Weight, WeightLayout, Weights};
 pub use linear::Linear;
+pub use load::LayerOptions;
 pub use norm::{Norm, NormKind};
+pub use relative::{Distances, RelativeBias};
 pub use rotary::{Pairing, Rotary, RotaryScaling};
+pub use scheme::Scheme;
 pub use tokens::{Tokens, Workspace};
+pub use weights::{Checkpoint, Tensor, TensorError, WeightsError};

@@ -65,7 +65,7 @@ fn dtype(name: &str) -> Result<DType, String> {
         .ok_or("the types are f32, f16, bf16 and i8".to_string())
 }
 
-fn threads(text: &str) -> Result<usize, String> {
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
     up_to(crate::options::MAX_THREADS, text)
 }
 

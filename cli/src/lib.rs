@@ -5,6 +5,9 @@
 //! | `run.rs` | `headwise run`: bytes of a safetensors file in, bytes of one out |
 //! | `options.rs` | the options of a run, as JSON |
 //! | `tensors.rs` | the tensors of a run, out of and into safetensors |
+//! | `embed.rs` | `headwise embed`: texts in, embeddings or their similarities out |
+//! | `model.rs` | a model's directory: configuration, tokenizer, weights as mapped memory |
+//! | `encoder.rs` | BERT: embeddings, layers, pooling |
 //! | `bench.rs`, `bench/` | `headwise bench`: the interleaved rounds; shapes, machine, memory, report |
 //! | `check.rs` | `headwise check`: random cases at every level, held against the reference |
 //! | `case.rs` | one random case: drawn from numbers, run, compared; tests and fuzz targets share it |
@@ -15,6 +18,9 @@ mod baseline;
 pub mod bench;
 pub mod case;
 pub mod check;
+pub mod embed;
+pub mod encoder;
+pub mod model;
 mod options;
 pub mod run;
 mod tensors;

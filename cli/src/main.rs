@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use headwise_cli::{bench, check, run};
+use headwise_cli::{bench, check, embed, run};
 
 /// Counts what is allocated, for the bench's `extra_bytes`.
 #[global_allocator]
@@ -22,6 +22,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Embed(embed::Args),
     Bench(bench::Args),
     Check(check::Args),
 }
@@ -29,6 +30,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => args.execute(),
+        Command::Embed(args) => args.execute(),
         Command::Bench(args) => args.execute(),
         Command::Check(args) => args.execute(),
     };
