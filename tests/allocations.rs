@@ -128,7 +128,7 @@ fn layers(pool: &ThreadPool, threads: usize) {
     for order in [NormOrder::Pre, NormOrder::Post] {
         let block = AttentionBlock::new(layer.clone(), norm(d), order).unwrap();
         let shape = CacheShape { batch: 3, heads: 2, capacity: 4096, d: 24, dv: 24 };
-        let (mut cache, mut workspace) = (KvCache::new(shape).unwrap(), Workspace::new());
+        let (mut cache, mut workspace) = (KvCache::<f32>::new(shape).unwrap(), Workspace::new());
         for starts in [&prompts, &steps] {
             let rows = starts[3];
             let tokens = Tokens::ragged(&x[..rows * d], starts).unwrap();

@@ -16,7 +16,7 @@ fn grouped() -> MultiHead {
 
 fn cache(layer: &MultiHead, batch: usize, capacity: usize) -> KvCache<f32> {
     let MultiHeadConfig { kv_heads, d_k, d_v, .. } = layer.config();
-    KvCache::new(CacheShape { batch, heads: kv_heads, capacity, d: d_k, dv: d_v }).unwrap()
+    KvCache::<f32>::new(CacheShape { batch, heads: kv_heads, capacity, d: d_k, dv: d_v }).unwrap()
 }
 
 /// Whatever the parts in which tokens come, all rows are those of the whole sequence.
@@ -31,7 +31,7 @@ fn any_parts_are_like_the_whole() {
         for layout in [CacheLayout::HeadMajor, CacheLayout::TokenMajor] {
             for level in levels() {
                 let shape = cache(&layer, batch, tokens).shape();
-                let mut cache = KvCache::with(shape, layout, WhenFull::Refuse).unwrap();
+                let mut cache = KvCache::<f32>::with(shape, layout, WhenFull::Refuse).unwrap();
                 let (mut workspace, mut first) = (Workspace::new(), 0);
                 for &n in parts {
                     let rows = |b: usize| (b * tokens + first) * 40..(b * tokens + first + n) * 40;
