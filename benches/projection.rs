@@ -1,6 +1,6 @@
 //! Projections `X [rows, d] * W [d, d]`: the share of the multiply-add peak, beside the `gemm` crate with W
-//! transposed once (`Yt = W Xt`, its best way: it packs W at every call); and for one row the share of the rate
-//! at which the weights can be read. Everything is timed in turns, in one run; medians.
+//! transposed once (`Yt = W Xt`, its best way: it packs W at every call); and for one row the share of the
+//! rate at which the weights can be read. Everything is timed in turns, in one run; medians.
 //!
 //! `cargo bench --bench projection -- 2048` takes widths, then rows after a comma: `2048,1,8`.
 #![allow(unsafe_code, reason = "gemm takes pointers")]

@@ -1,5 +1,5 @@
-//! Copies between element types: how keys and values come into a cache of another type than they were computed
-//! in.
+//! Copies between element types: how keys and values come into a cache of another type than they were
+//! computed in.
 //!
 //! ```text
 //! f16, bf16   the nearest number, ties to even
@@ -10,8 +10,8 @@ use crate::element::{Element, Stored};
 use crate::{DType, Error, View, ViewMut};
 
 /// Copies `from` to `to`, of the same shape, with the same tokens in every batch entry. Integers go with
-/// `scales [B, H, L, G]`, one for each of `G` groups of features, as [`View::scaled`] reads them: where a group
-/// holds NaN or an infinity its scale is NaN.
+/// `scales [B, H, L, G]`, one for each of `G` groups of features, as [`View::scaled`] reads them: where a
+/// group holds NaN or an infinity its scale is NaN.
 ///
 /// # Errors
 /// [`Error::Shape`] or [`Error::Tokens`] if the shapes differ; [`Error::NoScales`] if integers have none,

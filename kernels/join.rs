@@ -94,7 +94,8 @@ pub(crate) unsafe fn write(
             }
             let record = place(records, call, hk, head, token);
             let ([m, l], gate) = (*state(record, dv), call.terms.gates.map_or(1.0, |gates| gates[head]));
-            // Where all visible scores are -inf the outputs are 0 too, but for a NaN among the visible values.
+            // Where all visible scores are -inf the outputs are 0 too, but for a NaN among the visible
+            // values.
             let (factor, lse) =
                 if l == 0.0 { (0.0, f32::NEG_INFINITY) } else { (gate / l, canonical(m + l.ln())) };
             put(call, [b, head, token], out, |c| canonical(*record.add(c) * factor), lse);

@@ -1,4 +1,5 @@
-//! bf16 in pairs, as products in tiles take their right operand: two terms that follow each other in one lane.
+//! bf16 in pairs, as products in tiles take their right operand: two terms that follow each other in one
+//! lane.
 
 use core::ops::Range;
 

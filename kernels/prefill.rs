@@ -231,8 +231,9 @@ fn lines(x: &Tensor<'_>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
     Lines { ptr: x.row(b, head, tokens.start), row, bytes, count: tokens.len().min(x.run(b, tokens.start)) }
 }
 
-/// Whether blocks of K or V are copied to compact f32 first: where they must be widened or gathered, and where rows lie so far
-/// apart that they share cache sets and take a page each, and enough query rows use the copy.
+/// Whether blocks of K or V are copied to compact f32 first: where they must be widened or gathered, and
+/// where rows lie so far apart that they share cache sets and take a page each, and enough query rows use the
+/// copy.
 #[inline(always)]
 pub(crate) fn needs_copy(x: &Tensor<'_>, blocks: usize) -> bool {
     let far = 2 * x.shape()[3].max(32) * size_of::<f32>();

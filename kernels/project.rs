@@ -9,8 +9,8 @@
 //! packed in the order of use when they are loaded, so a call packs nothing: few rows cost no more than
 //! reading the weights once, which are asked for some KiB ahead; many rows run at the multiply-add limit.
 //!
-//! The bits of a row depend on where the inputs are cut (multiples of `STEPS`) and on nothing else: neither on
-//! the rows beside it nor on the number of threads.
+//! The bits of a row depend on where the inputs are cut (multiples of `STEPS`) and on nothing else: neither
+//! on the rows beside it nor on the number of threads.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -30,8 +30,8 @@ mod activate;
 mod part;
 mod weights;
 
-/// Inputs after which sums go to the output and come back: a panel's part of the weights, 64 KiB, stays in the
-/// second-level cache for all rows of a task (the bench `projection`: 128 and 512 are within 5 %).
+/// Inputs after which sums go to the output and come back: a panel's part of the weights, 64 KiB, stays in
+/// the second-level cache for all rows of a task (the bench `projection`: 128 and 512 are within 5 %).
 const STEPS: usize = 256;
 
 /// Rows of a task: their part of X stays in the second-level cache beside the weights.

@@ -138,8 +138,8 @@ pub enum Pairing {
 /// cosines and sines are given.
 ///
 /// # Errors
-/// [`Error::Length`] unless `sin` is as long as `cos`, a head has so many features and the row is whole heads;
-/// [`Error::LevelUnavailable`].
+/// [`Error::Length`] unless `sin` is as long as `cos`, a head has so many features and the row is whole
+/// heads; [`Error::LevelUnavailable`].
 pub fn rotate(
     level: Level,
     pairing: Pairing,

@@ -155,8 +155,8 @@ impl Call<'_> {
     /// `lse` is compact `[B, Hq, Lq]`. `parts` lends the memory for what has to be joined.
     ///
     /// # Errors
-    /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size, [`Error::Type`] if `out` is not
-    /// of the type of Q.
+    /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size, [`Error::Type`] if `out` is
+    /// not of the type of Q.
     pub fn split<'o, T: Element>(
         &'o self,
         split: Split,

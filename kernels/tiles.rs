@@ -4,12 +4,12 @@
 //! c[m][n] (+)= sum over t of a[m][t] * b[t][n]     a: rows of bf16;  b: pairs (b[2p][n], b[2p + 1][n]);  c: f32
 //! ```
 //!
-//! Scores: `a` is K as it lies, `b` the packed queries, `c` the transposed scores. Values: `a` is V transposed,
-//! `b` the weights, rounded to bf16, `c` the transposed output. What a column comes to depends on that column
-//! and on the places of the terms modulo 32 only, and terms of 0 change nothing.
+//! Scores: `a` is K as it lies, `b` the packed queries, `c` the transposed scores. Values: `a` is V
+//! transposed, `b` the weights, rounded to bf16, `c` the transposed output. What a column comes to depends on
+//! that column and on the places of the terms modulo 32 only, and terms of 0 change nothing.
 //!
-//! (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for the blocking: two by two
-//! tiles, so that each tile that is loaded is used twice.)
+//! (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for the blocking: two by
+//! two tiles, so that each tile that is loaded is used twice.)
 
 /// Rows and columns of a tile, and terms of a step.
 pub(crate) const SIDE: usize = 16;
@@ -36,8 +36,8 @@ impl Product {
     /// Computes it.
     ///
     /// # Safety
-    /// Between [`begin`] and [`end`], on a processor where they are [`available`]. Whole tiles must be readable
-    /// and, of `c`, writable.
+    /// Between [`begin`] and [`end`], on a processor where they are [`available`]. Whole tiles must be
+    /// readable and, of `c`, writable.
     pub unsafe fn run(self) {
         let (mut row, Self { a, a_row, b, c, c_row, .. }) = (0, self);
         while row < self.rows {
@@ -84,7 +84,8 @@ mod amx {
             if __cpuid(0).eax < 7 || __cpuid_count(7, 0).edx & (BF16 | TILES) != BF16 | TILES {
                 return false;
             }
-            // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): the state is large, so Linux wants to be asked.
+            // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): the state is large, so Linux wants to be
+            // asked.
             let status: isize;
             // SAFETY: the call takes two numbers and touches no memory.
             unsafe {

@@ -77,8 +77,8 @@ impl<'a, T> View<'a, T> {
         })
     }
 
-    /// A view of memory that is no one slice: the strided arrays of other libraries, in whose gaps there may be
-    /// what others write. Element `[0, 0, 0, 0]` lies at `ptr`.
+    /// A view of memory that is no one slice: the strided arrays of other libraries, in whose gaps there may
+    /// be what others write. Element `[0, 0, 0, 0]` lies at `ptr`.
     ///
     /// # Errors
     /// [`Error::TooLarge`] if the sizes multiply beyond `isize`.
@@ -230,8 +230,8 @@ impl<'a, T> ViewMut<'a, T> {
     /// [`Error::TooLarge`] if the sizes multiply beyond `isize`, [`Error::Overlap`] as in [`ViewMut::new`].
     ///
     /// # Safety
-    /// For all of `'a`, every element of the view must be valid for writing, hold a value, and be reached through
-    /// nothing else.
+    /// For all of `'a`, every element of the view must be valid for writing, hold a value, and be reached
+    /// through nothing else.
     pub unsafe fn from_raw_parts(ptr: *mut T, shape: [usize; 4], strides: [isize; 4]) -> Result<Self, Error> {
         count(shape).ok_or(Error::TooLarge { argument: "view", shape })?;
         check_overlap(shape, strides)?;

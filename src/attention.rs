@@ -36,8 +36,8 @@ pub struct Attention<'a> {
 /// How bf16 inputs are multiplied. Everything is summed in f32 either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
-    /// As fast as the processor can: in prefill at [`Level::Amx`] the softmax weights are rounded to bf16 for the
-    /// product with V, which makes errors of up to 2 units in the last place of the largest outputs, and
+    /// As fast as the processor can: in prefill at [`Level::Amx`] the softmax weights are rounded to bf16 for
+    /// the product with V, which makes errors of up to 2 units in the last place of the largest outputs, and
     /// subnormal inputs count as 0.
     #[default]
     Fast,
@@ -158,10 +158,10 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Computes the attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]` into
-    /// `out [B, Hq, Lq, Dv]`. Rows that see no key come out as zeros. Packed queries ask for an output packed
-    /// alike; keys and values may be packed, paged or rolling, both with the same lengths, and of another type:
-    /// a cache in half precision, or of integers with scales ([`View::scaled`]). The arithmetic is f32.
+    /// Computes the attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]` into `out
+    /// [B, Hq, Lq, Dv]`. Rows that see no key come out as zeros. Packed queries ask for an output packed
+    /// alike; keys and values may be packed, paged or rolling, both with the same lengths, and of another
+    /// type: a cache in half precision, or of integers with scales ([`View::scaled`]). The arithmetic is f32.
     ///
     /// # Errors
     /// Every argument is checked before any work; the error names the one at fault and its numbers.

@@ -65,9 +65,9 @@ pub enum WhenFull {
 }
 
 /// Keys and values of a batch of sequences, each with a length of its own. The type may be another than the
-/// model's: what is appended is rounded to it, and `i8` keeps a scale for each token and head, or for each group
-/// of its features ([`KvCache::grouped`]): a quarter of the memory of f32 to read at every step, and half of
-/// f16's.
+/// model's: what is appended is rounded to it, and `i8` keeps a scale for each token and head, or for each
+/// group of its features ([`KvCache::grouped`]): a quarter of the memory of f32 to read at every step, and
+/// half of f16's.
 ///
 /// ```
 /// use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
@@ -115,14 +115,14 @@ impl<C: Stored> KvCache<C> {
         Self::grouped(shape, layout, when_full, usize::MAX)
     }
 
-    /// As [`KvCache::with`], of an `i8` cache with a scale for each `group` features of a token and head (0 as
-    /// 1): nearer to what was appended, but for other groups than whole heads decoding is slower. Other types
-    /// have no scales.
+    /// As [`KvCache::with`], of an `i8` cache with a scale for each `group` features of a token and head (0
+    /// as 1): nearer to what was appended, but for other groups than whole heads decoding is slower. Other
+    /// types have no scales.
     ///
-    /// What it costs in exactness, the largest error of attention: 1.2e-2 in the first layer of all-MiniLM-L6-v2
-    /// (values up to 3.3) with whole heads, and no less with groups of 16 or 8, as it is the values that err; where
-    /// one feature of the keys is 20 times the others (values up to 1) 6.2e-3 with whole heads of 64, 3.5e-3 with
-    /// groups of 32, 3.1e-3 with groups of 16.
+    /// What it costs in exactness, the largest error of attention: 1.2e-2 in the first layer of
+    /// all-MiniLM-L6-v2 (values up to 3.3) with whole heads, and no less with groups of 16 or 8, as it is the
+    /// values that err; where one feature of the keys is 20 times the others (values up to 1) 6.2e-3 with
+    /// whole heads of 64, 3.5e-3 with groups of 32, 3.1e-3 with groups of 16.
     ///
     /// # Errors
     /// As [`KvCache::new`].

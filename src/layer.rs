@@ -7,10 +7,10 @@
 //! ```
 //!
 //! `X [rows, d_model]`, a row a token; the rows of a batch of sequences lie one after the other, of equal or
-//! different lengths ([`Tokens`]), without padding. Q, K and V lie as `[rows, heads, d]`, where the projections
-//! write them and the attention reads them; each head writes its own columns of O, which W_O reads: splitting
-//! in heads and joining them costs nothing. A [`Workspace`] of the caller's holds all that lies between, so
-//! that repeated calls allocate nothing.
+//! different lengths ([`Tokens`]), without padding. Q, K and V lie as `[rows, heads, d]`, where the
+//! projections write them and the attention reads them; each head writes its own columns of O, which W_O
+//! reads: splitting in heads and joining them costs nothing. A [`Workspace`] of the caller's holds all that
+//! lies between, so that repeated calls allocate nothing.
 //!
 //! ```
 //! use headwise::layer::{Linear, MultiHead, MultiHeadConfig, Tokens, WeightLayout, Workspace};

@@ -96,8 +96,8 @@ impl Plan {
         self.level
     }
 
-    /// The kernel's name, `{level}-{type}`, such as `avx512-f32`; with two types, that of the queries and that
-    /// of keys and values, where they differ.
+    /// The kernel's name, `{level}-{type}`, such as `avx512-f32`; with two types, that of the queries and
+    /// that of keys and values, where they differ.
     pub fn kernel(&self) -> String {
         match self.dtypes {
             [q, kv] if q == kv => format!("{}-{q}", self.level),

@@ -1,6 +1,6 @@
-//! Caches of other types than the model's: integers with scales, halves beside f32 queries. What a cache holds
-//! is near what was appended; attention on it is the reference's on what it holds, at every level, in both
-//! kernels, however the tokens lie.
+//! Caches of other types than the model's: integers with scales, halves beside f32 queries. What a cache
+//! holds is near what was appended; attention on it is the reference's on what it holds, at every level, in
+//! both kernels, however the tokens lie.
 
 use half::{bf16, f16};
 use headwise::{

@@ -1,5 +1,6 @@
-//! Half precision: every level against the reference on the rounded inputs, within half a unit of the output's
-//! last place and 2e-5, and where weights are rounded to bf16 within 2 units of the largest output; rounding, subnormals, NaN, scores and sums beyond what a half can hold.
+//! Half precision: every level against the reference on the rounded inputs, within half a unit of the
+//! output's last place and 2e-5, and where weights are rounded to bf16 within 2 units of the largest output;
+//! rounding, subnormals, NaN, scores and sums beyond what a half can hold.
 
 use half::{bf16, f16};
 use headwise::{Attention, DType, Element, Level, Position, Precision, Terms, View, ViewMut, reference};
@@ -107,8 +108,8 @@ fn tiles_are_for_bf16_in_haste() {
     assert_eq!(kernel::<f32>(Precision::Fast), "avx512-f32");
 }
 
-/// One key, so that the output is the value: through widening and narrowing at every level and in both kernels.
-/// `lq` queries read `dv` values each.
+/// One key, so that the output is the value: through widening and narrowing at every level and in both
+/// kernels. `lq` queries read `dv` values each.
 fn values_survive<T: Element>(values: &[T], lq: usize, same: impl Fn(T, T) -> bool) {
     let (q, k) = (vec![T::default(); lq], [T::default()]);
     for level in Level::available() {

@@ -178,8 +178,8 @@ fn or_default<T: Copy + PartialEq>(asked: &[T], default: &[T]) -> Vec<T> {
     all
 }
 
-/// The library at every level asked for (they are the machine's first), the baseline, which is f32, at the best
-/// one: gemm chooses its instructions itself.
+/// The library at every level asked for (they are the machine's first), the baseline, which is f32, at the
+/// best one: gemm chooses its instructions itself.
 fn jobs(cases: usize, levels: usize, machine: &Machine, dtype: DType) -> Vec<Job> {
     let best = machine.levels.iter().position(|&level| level == Level::detect()).unwrap_or(0);
     let mut jobs = Vec::new();

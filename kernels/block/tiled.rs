@@ -11,8 +11,8 @@ use crate::prefill::KEYS;
 use crate::tiles::{self, Product};
 
 impl Stack<'_> {
-    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block, so
-    /// that the sums do not depend on which of them a block of rows sees.
+    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block,
+    /// so that the sums do not depend on which of them a block of rows sees.
     #[inline(always)]
     pub(super) fn first_score(&self, seen: &Range<usize>) -> usize {
         if self.tiles { seen.start % KEYS } else { 0 }

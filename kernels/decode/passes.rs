@@ -86,8 +86,8 @@ impl Few<'_> {
         }
     }
 
-    /// Multiplies the scores, or the weights, of some keys by the scales of K, or V. Asks for those of the next
-    /// chunk: without it a batch of 16 x 1024 keys takes 1.7 times as long.
+    /// Multiplies the scores, or the weights, of some keys by the scales of K, or V. Asks for those of the
+    /// next chunk: without it a batch of 16 x 1024 keys takes 1.7 times as long.
     ///
     /// # Safety
     /// The scores must hold the keys, in whole vectors.

@@ -72,8 +72,8 @@ pub(crate) enum Panels {
 }
 
 /// A matrix of weights `[in, out]`, packed in panels `[out / 64][in][64]` (the last one filled up with
-/// zeros): what 64 outputs need lies in one stream, in the order in which it is used. Weights in half precision
-/// stay so, and are widened exactly, a block at a time, when they are used.
+/// zeros): what 64 outputs need lies in one stream, in the order in which it is used. Weights in half
+/// precision stay so, and are widened exactly, a block at a time, when they are used.
 #[derive(Debug, Clone)]
 pub struct Weights {
     inputs: usize,
@@ -89,8 +89,8 @@ pub(crate) enum Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// The weights as f32, where they are or widened into `room`, and what lies behind them in memory with its
-    /// size in f32.
+    /// The weights as f32, where they are or widened into `room`, and what lies behind them in memory with
+    /// its size in f32.
     #[inline(always)]
     pub fn widen(&self, room: &mut [f32]) -> (*const f32, *const f32, usize) {
         let (behind, size) = match self {

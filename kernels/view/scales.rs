@@ -24,8 +24,8 @@ impl Scales<'_> {
 }
 
 impl<'a, C: Stored> View<'a, C> {
-    /// Integers with factors: `scales [B, H, L, G]` has one for each of `G` groups of `D / G` features, rounded
-    /// up, of each token and head. To be called before [`View::packed`], [`View::paged`] or
+    /// Integers with factors: `scales [B, H, L, G]` has one for each of `G` groups of `D / G` features,
+    /// rounded up, of each token and head. To be called before [`View::packed`], [`View::paged`] or
     /// [`View::rolling`], which then find tokens and scales alike. A scale that is infinite counts as NaN.
     ///
     /// ```
@@ -37,8 +37,9 @@ impl<'a, C: Stored> View<'a, C> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Type`] unless the view is of `i8`; [`Error::Scales`] if the first three sizes differ, if `D` cannot be cut in `G` groups of one size and a
-    /// last one that is not longer, or if one of the views is packed, paged or rolling.
+    /// [`Error::Type`] unless the view is of `i8`; [`Error::Scales`] if the first three sizes differ, if `D`
+    /// cannot be cut in `G` groups of one size and a last one that is not longer, or if one of the views is
+    /// packed, paged or rolling.
     pub fn scaled(mut self, scales: View<'a, f32>) -> Result<Self, Error> {
         if C::DTYPE != DType::I8 {
             return Err(Error::Type { argument: "scaled", got: C::DTYPE, expected: DType::I8 });

@@ -16,8 +16,8 @@ use crate::{Attention, KvCache};
 /// Where the norm of a block stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormOrder {
-    /// Before the layer, the residual around both (GPT-2, Llama; Xiong et al. 2020, "On Layer Normalization in
-    /// the Transformer Architecture").
+    /// Before the layer, the residual around both (GPT-2, Llama; Xiong et al. 2020, "On Layer Normalization
+    /// in the Transformer Architecture").
     Pre,
     /// Behind the sum (Vaswani et al. 2017, BERT).
     Post,

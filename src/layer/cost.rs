@@ -27,15 +27,15 @@ pub struct Cost {
 }
 
 impl MultiHead {
-    /// Numbers that were learned: weights, biases, norms. Heads split the width, they do not multiply it: with
-    /// `d_k = d_v = d_model / heads` their number does not depend on `heads`.
+    /// Numbers that were learned: weights, biases, norms. Heads split the width, they do not multiply it:
+    /// with `d_k = d_v = d_model / heads` their number does not depend on `heads`.
     pub fn parameters(&self) -> usize {
         let linears: usize = self.linears().iter().map(|linear| linear.parameters()).sum();
         linears + self.norms().iter().flatten().map(|norm| norm.parameters()).sum::<usize>()
     }
 
-    /// Floating-point operations of a call, two a multiply-add: projections, and both products of the attention
-    /// over all pairs. `usize::MAX` where they are more.
+    /// Floating-point operations of a call, two a multiply-add: projections, and both products of the
+    /// attention over all pairs. `usize::MAX` where they are more.
     pub fn flops(&self, shape: CostShape) -> usize {
         let CostShape { batch, queries, keys, new_keys } = shape;
         let [q, k, v, out] = self.linears();

@@ -32,8 +32,8 @@ pub struct MultiHeadConfig {
 }
 
 impl MultiHeadConfig {
-    /// `heads` heads that split `d_model` features (the rest of a division is left out), each with a key/value
-    /// head of its own. Struct update syntax changes what differs.
+    /// `heads` heads that split `d_model` features (the rest of a division is left out), each with a
+    /// key/value head of its own. Struct update syntax changes what differs.
     pub fn new(d_model: usize, heads: usize) -> Self {
         let d = d_model.checked_div(heads).unwrap_or(0);
         Self {
@@ -72,8 +72,8 @@ impl MultiHead {
     /// `kv_heads * d_k`, `v` from `value_width` to `kv_heads * d_v`, `out` from `heads * d_v` to `d_out`.
     ///
     /// # Errors
-    /// [`Error::Heads`] if `heads` is not a multiple of `kv_heads`, [`Error::Shape`] if a projection has other
-    /// sizes (the last two axes are inputs and outputs).
+    /// [`Error::Heads`] if `heads` is not a multiple of `kv_heads`, [`Error::Shape`] if a projection has
+    /// other sizes (the last two axes are inputs and outputs).
     pub fn new(config: MultiHeadConfig, q: Linear, k: Linear, v: Linear, out: Linear) -> Result<Self, Error> {
         let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } = config;
         if (kv_heads == 0 && heads > 0) || (kv_heads > 0 && !heads.is_multiple_of(kv_heads)) {
@@ -99,8 +99,8 @@ impl MultiHead {
         Ok(Self { config, q, k, v, out, q_norm, k_norm, rotary, scale, kept, made_with })
     }
 
-    /// Norms of queries and keys before they turn: over the features of a head (`d_k` of them, as in Qwen 3) or
-    /// of all heads (`heads * d_k`, as in OLMo 2).
+    /// Norms of queries and keys before they turn: over the features of a head (`d_k` of them, as in Qwen 3)
+    /// or of all heads (`heads * d_k`, as in OLMo 2).
     ///
     /// # Errors
     /// [`Error::Length`] if a norm has another number of features.

@@ -26,8 +26,8 @@ impl Linear {
     /// Packs `weights`, `inputs * outputs` of them in the given layout, and copies `bias`.
     ///
     /// # Errors
-    /// [`Error::Length`] if a slice has another length, [`Error::TooLarge`] if the sizes multiply to more than
-    /// can be addressed.
+    /// [`Error::Length`] if a slice has another length, [`Error::TooLarge`] if the sizes multiply to more
+    /// than can be addressed.
     pub fn new(
         weights: &[f32],
         layout: WeightLayout,

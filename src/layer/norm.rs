@@ -6,8 +6,8 @@
 //! ```
 //!
 //! (Ba, Kiros and Hinton 2016, "Layer Normalization"; Zhang and Sennrich 2019, "Root Mean Square Layer
-//! Normalization".) The variance is that of the differences from the mean, however large the mean is: a second
-//! look at a row that lies in the nearest cache.
+//! Normalization".) The variance is that of the differences from the mean, however large the mean is: a
+//! second look at a row that lies in the nearest cache.
 
 use headwise_kernels::{Centre, Error, RowNorm};
 

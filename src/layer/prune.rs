@@ -1,5 +1,5 @@
-//! The layer without some of its heads: their rows of W_Q, W_K, W_V and their columns of W_O are gone, and so is
-//! the work. The bias of W_O stays whole.
+//! The layer without some of its heads: their rows of W_Q, W_K, W_V and their columns of W_O are gone, and so
+//! is the work. The bias of W_O stays whole.
 
 use headwise_kernels::{Error, WeightLayout};
 
@@ -7,11 +7,11 @@ use super::heads::MultiHead;
 use super::linear::Linear;
 
 impl MultiHead {
-    /// Removes query heads, named by their numbers in the layer as it was made: numbers do not move when heads
-    /// before them go. A key/value head goes with the last query head on it.
+    /// Removes query heads, named by their numbers in the layer as it was made: numbers do not move when
+    /// heads before them go. A key/value head goes with the last query head on it.
     ///
-    /// What a call gives for each head (slopes, sinks, gates, the head axis of a mask or bias) is for the heads
-    /// that are left: [`MultiHead::select`] picks it from what was there for all.
+    /// What a call gives for each head (slopes, sinks, gates, the head axis of a mask or bias) is for the
+    /// heads that are left: [`MultiHead::select`] picks it from what was there for all.
     ///
     /// # Errors
     /// [`Error::BeyondAxis`] if there was no such head; [`Error::Heads`] if the key/value heads that are left
@@ -57,8 +57,8 @@ impl MultiHead {
         &self.kept
     }
 
-    /// Of data with an equal part for each head of the layer as it was made, the parts of those that are left:
-    /// slopes, sinks, gates, or a bias `[H, L, S]`.
+    /// Of data with an equal part for each head of the layer as it was made, the parts of those that are
+    /// left: slopes, sinks, gates, or a bias `[H, L, S]`.
     ///
     /// # Errors
     /// [`Error::Length`] if `data` has no equal parts.

@@ -1,5 +1,5 @@
-//! Rotary positions (Su et al. 2021, "RoFormer", section 3.2.2): pairs of features turn by an angle that grows
-//! with the token's position, so that `<q_i, k_j>` knows of `i - j` only.
+//! Rotary positions (Su et al. 2021, "RoFormer", section 3.2.2): pairs of features turn by an angle that
+//! grows with the token's position, so that `<q_i, k_j>` knows of `i - j` only.
 //!
 //! ```text
 //! (a, b) -> (a cos - b sin, b cos + a sin)         angle = position * frequency(i),   i < width / 2
@@ -23,8 +23,8 @@ pub enum RotaryScaling {
     /// Not at all.
     #[default]
     None,
-    /// All frequencies divided by `factor`: positions interpolated (Chen et al. 2023, "Extending Context Window
-    /// of Large Language Models via Positional Interpolation", section 2.3).
+    /// All frequencies divided by `factor`: positions interpolated (Chen et al. 2023, "Extending Context
+    /// Window of Large Language Models via Positional Interpolation", section 2.3).
     Linear {
         /// The longer context by the shorter.
         factor: f64,

@@ -1,7 +1,7 @@
 //! `torch.nn.MultiheadAttention`, as its documentation describes it, on this crate's layer.
 //!
-//! Its masks say what is *blocked*, where all else here says what is attended to; so they have names and a type
-//! of their own. Where the two differ:
+//! Its masks say what is *blocked*, where all else here says what is attended to; so they have names and a
+//! type of their own. Where the two differ:
 //!
 //! | PyTorch | here |
 //! |---|---|
@@ -115,7 +115,8 @@ pub struct TorchMultihead {
 }
 
 impl TorchMultihead {
-    /// A layer with PyTorch's defaults: tokens first, no extra slots. The parts are those of [`MultiHead::new`].
+    /// A layer with PyTorch's defaults: tokens first, no extra slots. The parts are those of
+    /// [`MultiHead::new`].
     ///
     /// # Errors
     /// As [`MultiHead::new`].
@@ -242,8 +243,8 @@ impl TorchMultihead {
         project(run, [wo.job(joined, Then::Store, out)])
     }
 
-    /// Strides of the axes batch, head, token, feature where a buffer of the given sizes (batch, tokens, heads,
-    /// features) has the order of the inputs.
+    /// Strides of the axes batch, head, token, feature where a buffer of the given sizes (batch, tokens,
+    /// heads, features) has the order of the inputs.
     fn strides(&self, [b, l, heads, d]: [usize; 4]) -> [isize; 4] {
         let row = heads * d;
         let [batch, token] = match self.order {

@@ -1,4 +1,5 @@
-//! The layer against the layer in f64: sizes, biases, norms, rotary positions, options, even and ragged batches.
+//! The layer against the layer in f64: sizes, biases, norms, rotary positions, options, even and ragged
+//! batches.
 
 use headwise::layer::{
     AttentionBlock, CostShape, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens,

@@ -6,7 +6,8 @@ use rayon::ThreadPoolBuilder;
 
 use crate::*;
 
-/// Inputs, outputs, rows: around the sizes of tiles (1 to 6 rows, 64 outputs, 256 inputs, 192 rows), and none.
+/// Inputs, outputs, rows: around the sizes of tiles (1 to 6 rows, 64 outputs, 256 inputs, 192 rows), and
+/// none.
 const SHAPES: [[usize; 3]; 22] = [
     [1, 1, 1],
     [3, 5, 7],

@@ -1,13 +1,13 @@
 //! The shapes of `headwise bench` on candle tensors: headwise beside candle's CPU flash attention, both on
-//! `(B, S, H, D)`, and beside matrix product, softmax and matrix product as candle's models write them, both on
-//! `(B, H, S, D)`.
+//! `(B, S, H, D)`, and beside matrix product, softmax and matrix product as candle's models write them, both
+//! on `(B, H, S, D)`.
 //!
 //! ```sh
 //! RAYON_NUM_THREADS=2 cargo bench -p headwise-candle [-- NAME...]
 //! ```
 //!
-//! A round calls all four in turn, short calls over and over for 20 ms; medians of calls, then of rounds. What
-//! takes long runs in fewer rounds. Nothing is timed that does not agree. On Linux set
+//! A round calls all four in turn, short calls over and over for 20 ms; medians of calls, then of rounds.
+//! What takes long runs in fewer rounds. Nothing is timed that does not agree. On Linux set
 //! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, or all of them measure page faults.
 
 use std::time::Instant;
@@ -68,7 +68,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Seconds of candle's flash attention, of headwise in its place, of the three steps and of headwise in theirs.
+/// Seconds of candle's flash attention, of headwise in its place, of the three steps and of headwise in
+/// theirs.
 fn measure([b, hq, hk, lq, lk, d]: [usize; 6], causal: bool) -> Result<[f64; 4]> {
     let uniform = |h, l| Tensor::rand(-1f32, 1., (b, l, h, d), &Device::Cpu);
     let [fq, fk, fv] = [uniform(hq, lq)?, uniform(hk, lk)?, uniform(hk, lk)?];

@@ -9,11 +9,12 @@ use headwise::{CacheLayout, CacheShape, Stored, WhenFull};
 use crate::op::{ForType, NAME, Number, attend, for_type, on_cpu, refusal, stored};
 use crate::options::Options;
 
-/// The keys and values of a batch of sequences: `candle_nn::kv_cache::KvCache` and the attention over it in one.
+/// The keys and values of a batch of sequences: `candle_nn::kv_cache::KvCache` and the attention over it in
+/// one.
 ///
-/// Sizes are those of the first keys and values, and the type too unless [`KvCache::stored_as`] names one. Appending writes the new tokens only, attention reads
-/// the cache where it lies, and each sequence has a length of its own. It is for inference: what asks for
-/// gradients is refused.
+/// Sizes are those of the first keys and values, and the type too unless [`KvCache::stored_as`] names one.
+/// Appending writes the new tokens only, attention reads the cache where it lies, and each sequence has a
+/// length of its own. It is for inference: what asks for gradients is refused.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -56,19 +57,19 @@ impl KvCache {
         Self { capacity, layout, when_full, stored: None, held: None }
     }
 
-    /// Keeps keys and values as `dtype`, whatever type they come in: rounded, or as `I8` with a scale for each token
-    /// and head. Less memory to read at every step.
+    /// Keeps keys and values as `dtype`, whatever type they come in: rounded, or as `I8` with a scale for
+    /// each token and head. Less memory to read at every step.
     pub fn stored_as(mut self, dtype: headwise::DType) -> Self {
         self.stored = Some(dtype);
         self
     }
 
-    /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` tokens to every sequence. Sequences of
-    /// different lengths are appended padded behind and then [truncated](KvCache::truncate).
+    /// Appends the keys `[B, Hk, n, D]` and values `[B, Hk, n, Dv]` of `n` tokens to every sequence.
+    /// Sequences of different lengths are appended padded behind and then [truncated](KvCache::truncate).
     ///
     /// # Errors
-    /// If the shapes or types do not fit the cache or each other, if a tensor does not lie on the CPU or asks for
-    /// gradients, or if there is no room; the cache stays as it was.
+    /// If the shapes or types do not fit the cache or each other, if a tensor does not lie on the CPU or asks
+    /// for gradients, or if there is no room; the cache stays as it was.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<()> {
         check([("k", k), ("v", v)])?;
         if v.dtype() != k.dtype() {
@@ -107,8 +108,8 @@ impl KvCache {
         Ok(Box::new(Typed(cache)))
     }
 
-    /// The attention of `q [B, Hq, n, D]` over the cache, `[B, Hq, n, Dv]`. By default the last query stands at
-    /// the last token.
+    /// The attention of `q [B, Hq, n, D]` over the cache, `[B, Hq, n, Dv]`. By default the last query stands
+    /// at the last token.
     ///
     /// # Errors
     /// As [`sdpa`](crate::sdpa), and if nothing has been appended.
@@ -136,8 +137,8 @@ impl KvCache {
         self.held.as_ref().map_or(&[], |held| held.lens())
     }
 
-    /// Tokens appended to each sequence, of which a rolling cache may have let some go: the position of the next
-    /// token.
+    /// Tokens appended to each sequence, of which a rolling cache may have let some go: the position of the
+    /// next token.
     pub fn appended(&self) -> &[usize] {
         self.held.as_ref().map_or(&[], |held| held.appended())
     }

@@ -46,19 +46,20 @@ impl AttnMask {
     }
 }
 
-/// `candle_nn::attention::flash_attn` of candle 0.11, computed by headwise: the same arguments, and the same result
-/// but for one bug of candle's (a cap without ALiBi on a single causal query, which it takes for slopes of 1).
+/// `candle_nn::attention::flash_attn` of candle 0.11, computed by headwise: the same arguments, and the same
+/// result but for one bug of candle's (a cap without ALiBi on a single causal query, which it takes for
+/// slopes of 1).
 ///
-/// `q (B, S, H, D)`, `k` and `v (B, KV_S, KV_H, D)` of type `T`, in any strides; the result is `(B, H, S, D)` in
-/// F32. As in candle,
+/// `q (B, S, H, D)`, `k` and `v (B, KV_S, KV_H, D)` of type `T`, in any strides; the result is `(B, H, S, D)`
+/// in F32. As in candle,
 ///
 /// - a single query of a single batch entry sees all keys, whatever `kv_offset` says;
 /// - of several batch entries the last query stands at the last key, whatever `kv_offset` says;
 /// - ALiBi has the slopes `2^(-max_bias (h + 1) / n)`, `n` the power of two from `H` up; they multiply a mask's
 ///   numbers where there is one; and one batch entry without a mask has none.
 ///
-/// Beyond candle, several batch entries may have a mask, a cap or be BF16, and a mask may differ between them and
-/// between heads.
+/// Beyond candle, several batch entries may have a mask, a cap or be BF16, and a mask may differ between them
+/// and between heads.
 ///
 /// # Errors
 /// As [`sdpa`]; if the inputs are not of type `T`; if a mask is not of a float type.

@@ -12,16 +12,16 @@ use crate::plain;
 /// The name in errors and in candle's graph.
 pub(crate) const NAME: &str = "headwise-sdpa";
 
-/// The attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]`, `Hq` a multiple of `Hk`:
-/// `[B, Hq, Lq, Dv]`, of the type of `q`. Rows that see no key come out as zeros.
+/// The attention of `q [B, Hq, Lq, D]` over `k [B, Hk, Lk, D]` and `v [B, Hk, Lk, Dv]`, `Hq` a multiple of
+/// `Hk`: `[B, Hq, Lq, Dv]`, of the type of `q`. Rows that see no key come out as zeros.
 ///
-/// The types are F32, F16 and BF16; `k` and `v` may have another than `q`. Scores, softmax and sums are f32. The
-/// tensors are read where they lie. In the result the tokens lie outside the heads, so that
-/// `transpose(1, 2)` and a `reshape` to `[B, Lq, Hq * Dv]`, the usual next step, copy nothing.
+/// The types are F32, F16 and BF16; `k` and `v` may have another than `q`. Scores, softmax and sums are f32.
+/// The tensors are read where they lie. In the result the tokens lie outside the heads, so that `transpose(1,
+/// 2)` and a `reshape` to `[B, Lq, Hq * Dv]`, the usual next step, copy nothing.
 ///
 /// # Errors
-/// If the shapes, types or devices do not fit each other or the options, or are not supported; the message names
-/// the argument and the shapes. A backward pass through the result is an error unless
+/// If the shapes, types or devices do not fit each other or the options, or are not supported; the message
+/// names the argument and the shapes. A backward pass through the result is an error unless
 /// [`Options::backward`] says how.
 pub fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, options: &Options) -> Result<Tensor> {
     check(q, k, v)?;

@@ -87,15 +87,15 @@ impl Options {
         self
     }
 
-    /// A mask of type U8, **not 0 = attend**, of any shape that broadcasts to `[B, Hq, Lq, Lk]`. A mask that is
-    /// 1 where a pair is blocked is `mask.eq(0u8)?` here.
+    /// A mask of type U8, **not 0 = attend**, of any shape that broadcasts to `[B, Hq, Lq, Lk]`. A mask that
+    /// is 1 where a pair is blocked is `mask.eq(0u8)?` here.
     pub fn mask(mut self, mask: &Tensor) -> Self {
         self.mask = Some(mask.clone());
         self
     }
 
-    /// A bias (F32; other float types are converted), added to the scaled and capped scores, of any shape that
-    /// broadcasts to `[B, Hq, Lq, Lk]`; `-inf` hides the pair like the mask.
+    /// A bias (F32; other float types are converted), added to the scaled and capped scores, of any shape
+    /// that broadcasts to `[B, Hq, Lq, Lk]`; `-inf` hides the pair like the mask.
     pub fn bias(mut self, bias: &Tensor) -> Self {
         self.bias = Some(bias.clone());
         self

@@ -63,7 +63,8 @@ fn what_gets_no_gradient_must_not_ask_for_one() -> Result<()> {
     Ok(())
 }
 
-/// Gradients as candle takes them of what a model would write, heads repeated, hidden pairs by an additive mask.
+/// Gradients as candle takes them of what a model would write, heads repeated, hidden pairs by an additive
+/// mask.
 #[test]
 fn as_of_three_steps() -> Result<()> {
     let [q, k, v] = example()?;

@@ -1,5 +1,5 @@
-//! f16 and bf16, alone and with one another, against the f64 reference on the same numbers: within half a unit in the
-//! last place of the result and 2e-5.
+//! f16 and bf16, alone and with one another, against the f64 reference on the same numbers: within half a
+//! unit in the last place of the result and 2e-5.
 
 mod common;
 

@@ -17,8 +17,8 @@
 //! # Ok::<(), headwise_ndarray::headwise::Error>(())
 //! ```
 //!
-//! Masks, biases and whatever else a call takes are set on [`headwise::Attention`]; [`view`] makes of an array
-//! what it asks for:
+//! Masks, biases and whatever else a call takes are set on [`headwise::Attention`]; [`view`] makes of an
+//! array what it asks for:
 //!
 //! ```
 //! use headwise_ndarray::{attention, headwise::Attention, ndarray::{Array2, Array4}, view};
@@ -107,7 +107,8 @@ fn zeros<'a, T: Element, C: Stored>(
     Ok(Array4::default([b, hq, lq, dv]))
 }
 
-/// An array with up to four axes as headwise's view, padded on the left with axes of size 1. Nothing is copied.
+/// An array with up to four axes as headwise's view, padded on the left with axes of size 1. Nothing is
+/// copied.
 ///
 /// # Errors
 /// [`Error::Rank`] for more than four axes.

@@ -1,5 +1,5 @@
-//! Memory for numbers on large pages, where the system has them: on small ones, above all in a virtual machine,
-//! the bench would measure page faults and page tables more than the processor.
+//! Memory for numbers on large pages, where the system has them: on small ones, above all in a virtual
+//! machine, the bench would measure page faults and page tables more than the processor.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};

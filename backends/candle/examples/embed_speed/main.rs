@@ -1,5 +1,5 @@
-//! Sentences a second of a BERT-like encoder: `headwise embed`'s, on ragged batches, beside candle's own BERT on
-//! padded ones, with the same weights in the same rounds. Token ids in, embeddings out.
+//! Sentences a second of a BERT-like encoder: `headwise embed`'s, on ragged batches, beside candle's own BERT
+//! on padded ones, with the same weights in the same rounds. Token ids in, embeddings out.
 //!
 //! `cargo run --release -p headwise-candle --example embed_speed -- MODEL [ROUNDS]`, the folder of
 //! all-MiniLM-L6-v2; `RAYON_NUM_THREADS` sets the threads of both.

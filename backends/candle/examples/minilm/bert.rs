@@ -1,4 +1,5 @@
-//! BERT's encoder (Devlin et al. 2019) on candle's public operations, with headwise in the place of attention.
+//! BERT's encoder (Devlin et al. 2019) on candle's public operations, with headwise in the place of
+//! attention.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Embedding, LayerNorm, Linear, Module, VarBuilder, embedding, layer_norm, linear};

@@ -4,8 +4,8 @@
 //! cargo run --release -p headwise-candle --example minilm -- DIRECTORY
 //! ```
 //!
-//! DIRECTORY holds `model.safetensors` and `config.json`. Fails unless both give the same embeddings within 1e-5,
-//! and those that were computed elsewhere (`embeddings.json`) too.
+//! DIRECTORY holds `model.safetensors` and `config.json`. Fails unless both give the same embeddings within
+//! 1e-5, and those that were computed elsewhere (`embeddings.json`) too.
 
 mod bert;
 

@@ -1,11 +1,12 @@
-//! SmolLM2-135M, quantised: candle's own Llama beside the same with headwise's attention, generating greedily.
+//! SmolLM2-135M, quantised: candle's own Llama beside the same with headwise's attention, generating
+//! greedily.
 //!
 //! ```sh
 //! cargo run --release -p headwise-candle --example smollm2 -- MODEL.gguf TEXT [PROMPT [GENERATE [ROUNDS]]]
 //! ```
 //!
-//! PROMPT and GENERATE count tokens (1000 and 64), of at most 4096 together; the prompt is the file TEXT, over and over
-//! if it is short. Fails unless both generate the same.
+//! PROMPT and GENERATE count tokens (1000 and 64), of at most 4096 together; the prompt is the file TEXT,
+//! over and over if it is short. Fails unless both generate the same.
 
 mod llama;
 
