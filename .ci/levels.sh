@@ -28,5 +28,7 @@ emulated() {
     cargo test -q --test "$LEVEL_TESTS"
 }
 apt_install qemu-user
-emulated Haswell,-pcid,-tsc-deadline,-x2apic,-hle,-invpcid,-rtm avx2
+haswell=Haswell,-pcid,-tsc-deadline,-x2apic,-hle,-invpcid,-rtm
+emulated "$haswell" avx2
+emulated "$haswell,-f16c" avx2                                                # f16 one by one: no F16C instruction may leak
 emulated Nehalem scalar

@@ -6,6 +6,9 @@ mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::has_f16c;
+
 use half::{bf16, f16};
 
 /// A pulp token with `LANES = Self::F32_LANES` lanes of f32, and what the kernels need beside it.

@@ -62,6 +62,17 @@ impl Level {
         }
     }
 
+    /// How f16 are widened, where that depends on the processor: by F16C or, without it, one by one.
+    pub fn widens_f16(self) -> Option<&'static str> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 if crate::isa::has_f16c() => Some("F16C"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => Some("no F16C"),
+            _ => None,
+        }
+    }
+
     /// The register tile: vectors of queries, and keys (or value features) beside them.
     pub fn tile(self) -> Result<[usize; 2], Error> {
         struct Shape;

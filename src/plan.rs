@@ -115,8 +115,10 @@ impl Plan {
         let kernels = self.kernels.iter().flatten().map(kernel).collect::<Vec<_>>().join(", and ");
         let Split { tokens, spans, .. } = self.split;
         let spans = if spans == Spans::Apart { " and a span of keys" } else { "" };
+        let f16 = self.dtypes.contains(&DType::F16).then(|| self.level.widens_f16()).flatten();
+        let f16 = f16.map_or(String::new(), |how| format!(" ({how})"));
         format!(
-            "{} {kernels}: {tasks} tasks of up to {tokens} tokens{spans} on {threads} threads \
+            "{}{f16} {kernels}: {tasks} tasks of up to {tokens} tokens{spans} on {threads} threads \
              ({why_threads})",
             self.kernel()
         )

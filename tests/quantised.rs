@@ -278,4 +278,9 @@ fn the_plan_names_the_types() {
     let kernel = Attention::new().level(Level::Scalar).plan(q, kv, kv).unwrap().kernel();
     assert_eq!(kernel, "scalar-bf16-f16");
     assert_eq!(Attention::new().level(Level::Scalar).plan(q, q, q).unwrap().kernel(), "scalar-bf16");
+    if Level::Avx2.is_available() {
+        let says = |kv| Attention::new().level(Level::Avx2).plan(q, kv, kv).unwrap().describe();
+        assert!(says(kv).contains("F16C"), "{}", says(kv));
+        assert!(!Attention::new().level(Level::Avx2).plan(q, q, q).unwrap().describe().contains("F16C"));
+    }
 }
