@@ -125,7 +125,6 @@ impl Level {
                 // 12 accumulators, 2 query vectors and a broadcast: 15 of 16 registers. 3x4 spills.
                 Ok(isa.vectorize(Run::<_, _, 2, 6>(isa, op)))
             }
-            #[cfg(target_arch = "x86_64")]
             Level::Amx if !tiles::available() => Err(unavailable),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 | Level::Amx => {

@@ -17,6 +17,10 @@ pub(crate) const STEP: usize = 32;
 
 /// A product; pointers are to bytes, and so are the distances of rows.
 #[derive(Clone, Copy)]
+#[cfg_attr(
+    not(all(target_arch = "x86_64", target_os = "linux")),
+    allow(dead_code, reason = "read where there are tiles")
+)]
 pub(crate) struct Product {
     pub a: *const u8,
     pub a_row: usize,

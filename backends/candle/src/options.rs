@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, bail};
-use headwise::{Attention, Level, Position, View};
+use headwise::{Attention, Level, Position, Precision, View};
 
 use crate::op::{NAME, on_cpu, refusal, view};
 
@@ -26,6 +26,7 @@ pub struct Options {
     pub(crate) gates: Option<Vec<f32>>,
     pub(crate) backward: Backward,
     level: Option<Level>,
+    precision: Precision,
     sequential: bool,
 }
 
@@ -145,6 +146,12 @@ impl Options {
         self
     }
 
+    /// How bf16 inputs are multiplied; by default [`Precision::Fast`].
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
     /// Computes on the calling thread alone; without it the current rayon pool is used.
     pub fn sequential(mut self) -> Self {
         self.sequential = true;
@@ -196,6 +203,7 @@ impl Options {
             sinks: self.sinks.as_deref(),
             gates: self.gates.as_deref(),
         });
+        attention = attention.precision(self.precision);
         if let Some(level) = self.level {
             attention = attention.level(level);
         }
