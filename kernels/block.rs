@@ -6,14 +6,11 @@
 
 use core::ops::Range;
 
-use half::{bf16, f16};
-
-use crate::DType;
 use crate::call::{Call, Stage};
 use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::join;
-use crate::pack::{self, MAX_ROWS, canonical, unpack};
+use crate::pack::{self, MAX_ROWS, canonical};
 use crate::pairs;
 use crate::products::{Scores, Source, Values, divide, scale, softmax};
 use crate::split::RowsMut;
@@ -405,12 +402,7 @@ impl Stack<'_> {
                         *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
                     }
                 }
-                let (ot, count, stride) = (buffers.ot, block.count, out.strides[3]);
-                match out.dtype {
-                    DType::F16 => unpack::<I, f16, NQ>(isa, ot, factor, &place, count, stride, dv),
-                    DType::Bf16 => unpack::<I, bf16, NQ>(isa, ot, factor, &place, count, stride, dv),
-                    _ => unpack::<I, f32, NQ>(isa, ot, factor, &place, count, stride, dv),
-                }
+                pack::unpack_to::<I, NQ>(isa, buffers.ot, factor, &place[..block.count], out, dv);
             } else {
                 let mut place = [core::ptr::null_mut(); MAX_ROWS];
                 for (i, place) in place[..block.count].iter_mut().enumerate() {
@@ -420,7 +412,7 @@ impl Stack<'_> {
                     *place = record.cast();
                 }
                 let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);
-                unpack::<I, f32, NQ>(isa, buffers.ot, one, &place, block.count, stride, dv);
+                pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place[..block.count], stride, dv);
             }
         }
         if block.hidden {

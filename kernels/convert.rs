@@ -7,6 +7,7 @@
 //! ```
 
 use crate::element::{Element, Stored};
+use crate::view::features_per_scale;
 use crate::{DType, Error, View, ViewMut};
 
 /// Copies `from` to `to`, of the same shape, with the same tokens in every batch entry. Integers go with
@@ -42,11 +43,10 @@ pub fn convert<T: Element, C: Stored>(
         return Ok(());
     }
     let scales = scales.ok_or(Error::NoScales { argument: "to" })?;
-    let (groups, shape) = (scales.shape()[3], from.shape());
-    let per = d.div_ceil(groups.max(1)).max(1);
-    if scales.shape()[..3] != shape[..3] || d.div_ceil(per).max(1) != groups || scales.starts().is_some() {
-        return Err(Error::Scales { got: scales.shape(), view: shape });
+    if scales.starts().is_some() {
+        return Err(Error::Scales { got: scales.shape(), view: from.shape() });
     }
+    let (groups, per) = (scales.shape()[3], features_per_scale(from.shape(), scales.shape())?);
     for [b, h, i] in rows {
         let (x, by_x, y, by_y) = (from.row(b, h, i), from.strides()[3], to.row(b, h, i), to.strides()[3]);
         for group in 0..groups {

@@ -46,8 +46,7 @@ mod passes;
 pub(crate) fn decode(task: Task<'_>, level: Level, scratch: &mut Scratch) -> Result<(), Error> {
     let lanes = level.lanes()?;
     let copied = [&task.call.k, &task.call.v].into_iter().any(|x| needs_copy(x, lanes));
-    match task.call.k.dtype {
-        _ if copied => level.dispatch(Decode { task, scratch, stored: PhantomData::<f32> }),
+    match if copied { DType::F32 } else { task.call.k.dtype } {
         DType::F32 => level.dispatch(Decode { task, scratch, stored: PhantomData::<f32> }),
         DType::F16 => level.dispatch(Decode { task, scratch, stored: PhantomData::<f16> }),
         DType::Bf16 => level.dispatch(Decode { task, scratch, stored: PhantomData::<bf16> }),
@@ -112,7 +111,8 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
         let count = heads.len() * call.q_len(b);
         debug_assert!(count <= MAX_ROWS);
         let (dq, width) = (d.next_multiple_of(lanes), dv.next_multiple_of(lanes));
-        let copy = |x: &Tensor<'_>| x.dtype != C::DTYPE || (C::DTYPE == DType::F32 && needs_copy(x, lanes));
+        // Only where `C` is f32: `decode` has seen to it.
+        let copy = |x: &Tensor<'_>| x.dtype != C::DTYPE || needs_copy(x, lanes);
         let (copy_k, copy_v) = (copy(&call.k), copy(&call.v));
         let copied = |copy: bool, width: usize| if copy { CHUNK * width } else { 0 };
         let [q, s, l, kc, vc] = Scratch::take(

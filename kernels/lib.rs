@@ -65,7 +65,7 @@ pub use error::Error;
 pub use level::Level;
 pub use measure::{exp, fma, read, tanh};
 pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
-pub use rows::{Centre, Pairing, RowNorm, rotate};
+pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
 pub use view::{View, ViewMut};

@@ -130,7 +130,7 @@ impl Stack<'_> {
                     out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start * size_of::<f32>());
             }
             let stride = size_of::<f32>() as isize;
-            unpack::<I, f32, NQ>(isa, buffers.st, factor, &place, block.count, stride, seen.len());
+            unpack::<I, f32, NQ>(isa, buffers.st, factor, &place[..block.count], stride, seen.len());
         }
     }
 }

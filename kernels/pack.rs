@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use crate::DType;
 use crate::element::{Element, Store, Stored};
 use crate::isa::Isa;
+use crate::split::RowsMut;
 use crate::tensor::Tensor;
 use crate::view::finite;
 
@@ -91,24 +92,48 @@ pub(crate) fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::NAN } else { x + 0.0 }
 }
 
-/// Writes the output: `rows[i][c] = packed[c][i] * factor[i]` for the first `count` rows, [`canonical`].
+/// Writes the output, in its type: see [`unpack`].
 ///
 /// # Safety
-/// Each of the first `count` rows must be writable at `c * stride` bytes for `c < dv`; `packed` must hold
-/// `dv * NQ` vectors.
+/// The rows must be some of `out`, with `dv` features; `packed` must hold `dv * NQ` vectors.
+#[inline(always)]
+pub(crate) unsafe fn unpack_to<I: Isa, const NQ: usize>(
+    isa: I,
+    packed: *const I::f32s,
+    factor: [I::f32s; NQ],
+    rows: &[*mut u8],
+    out: &RowsMut<'_>,
+    dv: usize,
+) {
+    let stride = out.strides[3];
+    // SAFETY: the caller's: rows of this type, with features at their stride.
+    unsafe {
+        match out.dtype {
+            DType::F32 => unpack::<I, f32, NQ>(isa, packed, factor, rows, stride, dv),
+            DType::F16 => unpack::<I, f16, NQ>(isa, packed, factor, rows, stride, dv),
+            DType::Bf16 => unpack::<I, bf16, NQ>(isa, packed, factor, rows, stride, dv),
+            DType::I8 => unreachable!("outputs are elements"),
+        }
+    }
+}
+
+/// Writes rows: `rows[i][c] = packed[c][i] * factor[i]`, [`canonical`].
+///
+/// # Safety
+/// Each of the rows, at most `NQ * LANES`, must be writable at `c * stride` bytes for `c < dv`; `packed` must
+/// hold `dv * NQ` vectors.
 #[inline(always)]
 pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
     isa: I,
     packed: *const I::f32s,
     factor: [I::f32s; NQ],
-    rows: &[*mut u8; MAX_ROWS],
-    count: usize,
+    rows: &[*mut u8],
     stride: isize,
     dv: usize,
 ) {
     let lanes = I::F32_LANES;
     if stride != size_of::<T>() as isize || dv < lanes {
-        for (i, row) in rows[..count].iter().enumerate() {
+        for (i, row) in rows.iter().enumerate() {
             for c in 0..dv {
                 // SAFETY: the caller's; `factor` is `NQ * LANES` f32.
                 unsafe {
@@ -122,7 +147,7 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
     }
     let nan = isa.splat_f32s(f32::NAN);
     for (n, factor) in factor.into_iter().enumerate() {
-        let rows = &rows[(n * lanes).min(count)..count.min((n + 1) * lanes)];
+        let rows = &rows[(n * lanes).min(rows.len())..rows.len().min((n + 1) * lanes)];
         for c in blocks(dv, lanes) {
             let mut square = isa.square();
             for (t, x) in square.as_mut().iter_mut().enumerate() {

@@ -184,7 +184,7 @@ impl Op for Task<'_, '_> {
         let mut at = 0;
         loop {
             let steps = STEPS.min(inputs - at);
-            let (w, behind, size) = weights.chunk(panel, at, steps).widen(room);
+            let (w, behind, size) = weights.chunk(panel, at, steps).widen(isa, room);
             let part = Part {
                 isa,
                 steps,

@@ -12,8 +12,8 @@ const LANES: usize = 16;
 /// A norm over each row's features.
 #[derive(Debug, Clone, Copy)]
 pub struct RowNorm<'a> {
-    /// Whether the mean is taken away first: LayerNorm; otherwise RMSNorm.
-    pub centre: Centre,
+    /// Which norm.
+    pub kind: NormKind,
     /// `[features]`.
     pub weight: &'a [f32],
     /// `[features]`.
@@ -22,13 +22,13 @@ pub struct RowNorm<'a> {
     pub eps: f32,
 }
 
-/// What a norm measures from.
+/// Which norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Centre {
-    /// The mean of the row: LayerNorm.
-    Mean,
-    /// 0: RMSNorm.
-    Zero,
+pub enum NormKind {
+    /// LayerNorm: mean 0 and variance 1.
+    Layer,
+    /// RMSNorm: mean square 1.
+    Rms,
 }
 
 impl RowNorm<'_> {
@@ -71,19 +71,19 @@ impl Op for NormRows<'_> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, _: I) {
-        let Self { norm: RowNorm { centre, weight, bias, eps }, x } = self;
+        let Self { norm: RowNorm { kind, weight, bias, eps }, x } = self;
         let n = weight.len();
         if n == 0 {
             return;
         }
         for row in x.chunks_exact_mut(n) {
             // The mean, rounded, and what rounding took from it: beside a large mean that is not little.
-            let (mean, rest) = match centre {
-                Centre::Mean => {
+            let (mean, rest) = match kind {
+                NormKind::Layer => {
                     let mean = sum(row, |x| x) / n as f32;
                     (mean, sum(row, |x| x - mean) / n as f32)
                 }
-                Centre::Zero => (0.0, 0.0),
+                NormKind::Rms => (0.0, 0.0),
             };
             let from_mean = |x: f32| (x - mean) - rest;
             let factor = 1.0 / (sum(row, |x| from_mean(x) * from_mean(x)) / n as f32 + eps).sqrt();

@@ -6,7 +6,7 @@ use core::ops::Deref;
 use crate::element::Stored;
 use crate::{DType, View};
 
-/// A view of bytes: its strides count bytes, but for the features, whose number stays.
+/// A view whose strides count bytes; its sizes count elements, as ever.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tensor<'a> {
     bytes: View<'a, u8>,

@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use crate::Error;
 use scales::Scales;
-pub(crate) use scales::finite;
+pub(crate) use scales::{features_per_scale, finite};
 use tokens::Tokens;
 
 mod scales;

@@ -158,16 +158,7 @@ impl Plan {
 
     /// Computes all tasks. Each thread takes the next one when it is done with its last.
     fn each(&self, tasks: &Tasks<'_>) -> Result<(), Error> {
-        let work = || {
-            with_scratch(|scratch| {
-                while tasks.run_next(self.level, scratch)? {}
-                Ok(())
-            })
-        };
-        if self.threads == 1 {
-            return work();
-        }
-        (0..self.threads).into_par_iter().with_max_len(1).try_for_each(|_| work())
+        share(self.threads, || with_scratch(|scratch| tasks.run_next(self.level, scratch)))
     }
 }
 

@@ -2,19 +2,15 @@
 //! holds is near what was appended; attention on it is the reference's on what it holds, at every level, in
 //! both kernels, however the tokens lie.
 
+mod common;
+
+use common::fill;
 use half::{bf16, f16};
 use headwise::{
     Attention, CacheLayout, CacheShape, DType, Error, KvCache, Level, Stored, Terms, View, ViewMut, WhenFull,
     reference,
 };
 use safetensors::SafeTensors;
-
-/// Uniform in [-1, 1): a hash of the index (Knuth's multiplicative).
-fn fill(n: usize, seed: u32) -> Vec<f32> {
-    let hash =
-        |i: u32| (i ^ seed << 20).wrapping_mul(2_654_435_761).rotate_left(15).wrapping_mul(0x85eb_ca6b);
-    (0..n as u32).map(|i| hash(i) as i32 as f32 / 2f32.powi(31)).collect()
-}
 
 /// Causal attention at every level against the reference on the same numbers.
 fn attend<C: Stored>(what: &str, q: View<'_, f32>, k: View<'_, C>, v: View<'_, C>) {
@@ -37,7 +33,7 @@ fn attend<C: Stored>(what: &str, q: View<'_, f32>, k: View<'_, C>, v: View<'_, C
 fn cache_of<C: Stored>(shape: CacheShape, layout: CacheLayout, full: WhenFull, group: usize, n: usize) {
     let CacheShape { batch, heads, d, dv, .. } = shape;
     let mut cache = KvCache::<C>::grouped(shape, layout, full, group).unwrap();
-    let (k, v) = (fill(batch * heads * n * d, 1), fill(batch * heads * n * dv, 2));
+    let (k, v) = (fill::<f32>(batch * heads * n * d, 1), fill::<f32>(batch * heads * n * dv, 2));
     let (k, v) =
         (View::bhld(&k, [batch, heads, n, d]).unwrap(), View::bhld(&v, [batch, heads, n, dv]).unwrap());
     let (mut done, mut step) = (0, 1);
@@ -72,7 +68,7 @@ fn cache_of<C: Stored>(shape: CacheShape, layout: CacheLayout, full: WhenFull, g
     }
     for lq in [1, 3, 20] {
         let hq = 2 * heads;
-        let q = fill(batch * hq * lq * d, 3);
+        let q = fill::<f32>(batch * hq * lq * d, 3);
         let q = View::bhld(&q, [batch, hq, lq, d]).unwrap();
         attend(&what, q, cache.keys(), cache.values());
     }
@@ -107,8 +103,8 @@ fn a_long_cache_of_integers() {
 #[test]
 fn scales_follow_their_tokens() {
     let (h, d, n) = (2, 48, 70);
-    let data: Vec<i8> = fill(h * n * d, 1).iter().map(|x| i8::from_f32(x * 127.0)).collect();
-    let scales: Vec<f32> = fill(h * n * 2, 2).iter().map(|x| x.abs() / 127.0).collect();
+    let data: Vec<i8> = fill::<f32>(h * n * d, 1).iter().map(|x| i8::from_f32(x * 127.0)).collect();
+    let scales: Vec<f32> = fill::<f32>(h * n * 2, 2).iter().map(|x| x.abs() / 127.0).collect();
     let plain = |from: usize, len: usize| {
         let view = View::new(&data[from * h * d..], 0, [1, h, len, d], [0, d as isize, (h * d) as isize, 1])
             .unwrap();
@@ -124,7 +120,7 @@ fn scales_follow_their_tokens() {
     let paged = pool.scaled(of_pool).unwrap().paged(&table, &lens).unwrap();
     let packed = plain(0, n).packed(&[0, 30, 70]).unwrap();
     for lq in [1, 17] {
-        let q = fill(2 * h * lq * d, 3);
+        let q = fill::<f32>(2 * h * lq * d, 3);
         let both = View::bhld(&q, [2, h, lq, d]).unwrap();
         for level in Level::available() {
             let run = |q: View<'_, f32>, kv: View<'_, i8>| {
@@ -232,7 +228,7 @@ fn errors_of_integers() {
     let model = [usize::MAX, 16, 8].map(|group| error_of(q, k, v, &lens, group));
     // Keys with one feature 20 times as large as the others, as some models have them.
     let (l, d) = (256, 64);
-    let (q, mut k, v) = (fill(l * d, 1), fill(l * d, 2), fill(l * d, 3));
+    let (q, mut k, v) = (fill::<f32>(l * d, 1), fill::<f32>(l * d, 2), fill::<f32>(l * d, 3));
     k.iter_mut().skip(7).step_by(d).for_each(|x| *x += 20.0);
     let shape = [1, 1, l, d];
     let [q, k, v] = [&q, &k, &v].map(|data| View::bhld(data, shape).unwrap());

@@ -1,16 +1,12 @@
 //! Every pair of ragged lengths at every level, and the error budget: 2e-6 for inputs in [-1, 1], and never
 //! worse than twice a plain f32 softmax in three passes.
 
+mod common;
+
+use common::fill;
 use headwise::{Attention, Level, Position, Terms, View, ViewMut, reference};
 
 const LENGTHS: [usize; 14] = [0, 1, 2, 15, 16, 17, 31, 33, 63, 65, 127, 129, 200, 257];
-
-/// Uniform in [-1, 1): a hash of the index (Knuth's multiplicative).
-fn fill(n: usize, seed: u32) -> Vec<f32> {
-    let hash =
-        |i: u32| (i ^ seed << 20).wrapping_mul(2_654_435_761).rotate_left(15).wrapping_mul(0x85eb_ca6b);
-    (0..n as u32).map(|i| hash(i) as i32 as f32 / 2f32.powi(31)).collect()
-}
 
 /// For each level the worst errors of output and LSE against the reference, and that of the plain softmax.
 fn errors(

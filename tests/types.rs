@@ -2,15 +2,11 @@
 //! output's last place and 2e-5, and where weights are rounded to bf16 within 2 units of the largest output;
 //! rounding, subnormals, NaN, scores and sums beyond what a half can hold.
 
+mod common;
+
+use common::fill;
 use half::{bf16, f16};
 use headwise::{Attention, DType, Element, Level, Position, Precision, Terms, View, ViewMut, reference};
-
-/// Uniform in [-1, 1): a hash of the index (Knuth's multiplicative).
-fn fill<T: Element>(n: usize, seed: u32) -> Vec<T> {
-    let hash =
-        |i: u32| (i ^ seed << 20).wrapping_mul(2_654_435_761).rotate_left(15).wrapping_mul(0x85eb_ca6b);
-    (0..n as u32).map(|i| T::from_f32(hash(i) as i32 as f32 / 2f32.powi(31))).collect()
-}
 
 /// A type with the number of bits behind its leading one, and the exponent of its smallest number.
 trait Half: Element {

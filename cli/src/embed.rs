@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, IsTerminal, Write};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use headwise::layer::Checkpoint;
@@ -190,6 +191,21 @@ fn tokens(model: &Model, encoder: &Encoder<'_>, texts: &[String]) -> Result<Vec<
     texts.iter().enumerate().map(ids).collect()
 }
 
+/// Cuts texts, by their token ids and in their order, into batches of about [`BATCH`] tokens.
+pub fn batches(ids: &[Vec<u32>]) -> impl Iterator<Item = Range<usize>> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let mut rows = 0;
+        let fitting = ids[first..].iter().take_while(|ids| {
+            rows += ids.len();
+            rows <= BATCH
+        });
+        let some = first..ids.len().min(first + fitting.count().max(1));
+        first = some.end;
+        (!some.is_empty()).then_some(some)
+    })
+}
+
 /// Hands each text's embedding to `each`, in order.
 fn embed(
     encoder: &Encoder<'_>,
@@ -200,24 +216,17 @@ fn embed(
     bar.set_style(
         ProgressStyle::with_template("{wide_bar} {pos}/{len} texts, {eta} left").expect("a valid style"),
     );
-    let (mut memory, mut first) = (Memory::default(), 0);
-    while first < ids.len() {
-        let mut rows = 0;
-        let fitting = ids[first..].iter().take_while(|ids| {
-            rows += ids.len();
-            rows <= BATCH
-        });
-        let count = fitting.count().max(1);
-        let batch = Batch::new(ids[first..first + count].iter().map(Vec::as_slice));
+    let mut memory = Memory::default();
+    for some in batches(ids) {
+        let batch = Batch::new(ids[some.clone()].iter().map(Vec::as_slice));
         let embeddings = encoder.forward(&batch, &mut memory)?;
-        for (text, embedding) in (first..).zip(embeddings.chunks_exact(encoder.hidden())) {
+        for (text, embedding) in some.clone().zip(embeddings.chunks_exact(encoder.hidden())) {
             if !embedding.iter().all(|x| x.is_finite()) {
                 return Err(EmbedError::NotFinite(text + 1));
             }
             each(text, embedding).map_err(EmbedError::Write)?;
         }
-        first += count;
-        bar.set_position(first as u64);
+        bar.set_position(some.end as u64);
     }
     bar.finish_and_clear();
     Ok(())

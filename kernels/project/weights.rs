@@ -1,11 +1,12 @@
 //! The weights of a projection, packed once so that no call has to.
 
 use aligned_vec::{AVec, ConstAlign};
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::Error;
 use crate::call::length;
+use crate::element::{Element, Store};
+use crate::isa::Isa;
 use crate::view::count;
 
 /// Outputs in a panel: four vectors of AVX-512, eight of AVX2.
@@ -22,41 +23,28 @@ pub enum WeightLayout {
 
 /// A type that weights can be kept in: `f32`, `half::f16` or `half::bf16`.
 #[allow(private_bounds)]
-pub trait Weight: Copy + Store {
-    /// Zero.
-    const ZERO: Self;
-}
+pub trait Weight: Element + Kept {}
 
-impl Weight for f32 {
-    const ZERO: Self = 0.0;
-}
+impl<T: Element + Kept> Weight for T {}
 
-impl Weight for f16 {
-    const ZERO: Self = f16::ZERO;
-}
-
-impl Weight for bf16 {
-    const ZERO: Self = bf16::ZERO;
-}
-
-/// Which of the kinds of panels a type makes: for the types of this crate only.
-pub(crate) trait Store: Sized {
+/// Which of the kinds of panels a type makes.
+pub(crate) trait Kept: Sized {
     fn panels(packed: Packed<Self>) -> Panels;
 }
 
-impl Store for f32 {
+impl Kept for f32 {
     fn panels(packed: Packed<Self>) -> Panels {
         Panels::F32(packed)
     }
 }
 
-impl Store for f16 {
+impl Kept for f16 {
     fn panels(packed: Packed<Self>) -> Panels {
         Panels::F16(packed)
     }
 }
 
-impl Store for bf16 {
+impl Kept for bf16 {
     fn panels(packed: Packed<Self>) -> Panels {
         Panels::Bf16(packed)
     }
@@ -92,23 +80,24 @@ impl Chunk<'_> {
     /// The weights as f32, where they are or widened into `room`, and what lies behind them in memory with
     /// its size in f32.
     #[inline(always)]
-    pub fn widen(&self, room: &mut [f32]) -> (*const f32, *const f32, usize) {
-        let (behind, size) = match self {
-            Chunk::F32(x) => return (x.as_ptr(), x.as_ptr_range().end, x.len()),
-            Chunk::F16(x) => (x.as_ptr_range().end.cast(), x.len() / 2),
-            Chunk::Bf16(x) => (x.as_ptr_range().end.cast(), x.len() / 2),
-        };
+    pub fn widen<I: Isa>(&self, isa: I, room: &mut [f32]) -> (*const f32, *const f32, usize) {
         match self {
-            Chunk::F32(_) => {}
-            Chunk::F16(x) => x.convert_to_f32_slice(&mut room[..x.len()]),
-            Chunk::Bf16(x) => {
-                for (to, x) in room.iter_mut().zip(*x) {
-                    *to = f32::from_bits(u32::from(x.to_bits()) << 16);
-                }
-            }
+            Chunk::F32(x) => (x.as_ptr(), x.as_ptr_range().end, x.len()),
+            Chunk::F16(x) => widen(isa, x, room),
+            Chunk::Bf16(x) => widen(isa, x, room),
         }
-        (room.as_ptr(), behind, size)
     }
+}
+
+/// [`Chunk::widen`] for half precision.
+#[inline(always)]
+fn widen<I: Isa, T: Element>(isa: I, x: &[T], room: &mut [f32]) -> (*const f32, *const f32, usize) {
+    let room = &mut room[..x.len()];
+    for (to, x) in room.chunks_exact_mut(I::F32_LANES).zip(x.chunks_exact(I::F32_LANES)) {
+        // SAFETY: a vector of each. Chunks are whole panels, so nothing is left over.
+        unsafe { f32::store(isa, to.as_mut_ptr(), T::load(isa, x.as_ptr())) };
+    }
+    (room.as_ptr(), x.as_ptr_range().end.cast(), x.len() / 2)
 }
 
 impl Weights {
@@ -130,7 +119,7 @@ impl Weights {
         }
         length("weights", data.len(), inputs * outputs)?;
         let mut panels = AVec::new(64);
-        panels.resize(shape[2] * shape[3], T::ZERO);
+        panels.resize(shape[2] * shape[3], T::default());
         for (index, panel) in panels.chunks_exact_mut((inputs * PANEL).max(1)).enumerate() {
             let first = index * PANEL;
             let columns = PANEL.min(outputs - first);
@@ -196,16 +185,13 @@ impl Weights {
         inputs: usize,
         outputs: usize,
     ) -> Result<Self, Error> {
+        fn rounded<T: Element>(data: &[f32]) -> Vec<T> {
+            data.iter().map(|&x| T::from_f32(x)).collect()
+        }
         match self.panels {
             Panels::F32(_) => Self::pack(data, layout, inputs, outputs),
-            Panels::F16(_) => {
-                let data: Vec<f16> = data.iter().map(|&x| f16::from_f32(x)).collect();
-                Self::pack(&data, layout, inputs, outputs)
-            }
-            Panels::Bf16(_) => {
-                let data: Vec<bf16> = data.iter().map(|&x| bf16::from_f32(x)).collect();
-                Self::pack(&data, layout, inputs, outputs)
-            }
+            Panels::F16(_) => Self::pack(&rounded::<f16>(data), layout, inputs, outputs),
+            Panels::Bf16(_) => Self::pack(&rounded::<bf16>(data), layout, inputs, outputs),
         }
     }
 

@@ -44,16 +44,25 @@ impl<'a, C: Stored> View<'a, C> {
         if C::DTYPE != DType::I8 {
             return Err(Error::Type { argument: "scaled", got: C::DTYPE, expected: DType::I8 });
         }
-        let ([b, h, l, d], groups) = (self.shape, scales.shape[3]);
-        let per = d.div_ceil(groups.max(1));
-        let cut = if d == 0 { groups == 1 } else { groups > 0 && d.div_ceil(per) == groups };
-        if !cut || scales.shape[..3] != [b, h, l] || !self.is_strided() || !scales.is_strided() {
+        if !self.is_strided() || !scales.is_strided() {
             return Err(Error::Scales { got: scales.shape, view: self.shape });
         }
+        let per = features_per_scale(self.shape, scales.shape)?;
         let View { ptr, strides, .. } = scales;
-        self.scales = Some(Scales { ptr, strides, per: per.max(1), _data: PhantomData });
+        self.scales = Some(Scales { ptr, strides, per, _data: PhantomData });
         Ok(self)
     }
+}
+
+/// Features that share a scale, at least 1: `scales [B, H, L, G]` of a view `[B, H, L, D]`.
+///
+/// # Errors
+/// [`Error::Scales`] if they do not fit: see [`View::scaled`].
+pub(crate) fn features_per_scale(view: [usize; 4], scales: [usize; 4]) -> Result<usize, Error> {
+    let (d, groups) = (view[3], scales[3]);
+    let per = d.div_ceil(groups.max(1)).max(1);
+    let cut = d.div_ceil(per).max(1) == groups;
+    if cut && scales[..3] == view[..3] { Ok(per) } else { Err(Error::Scales { got: scales, view }) }
 }
 
 /// A scale, NaN for an infinite one: else what came out would depend on which numbers are 0.

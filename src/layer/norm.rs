@@ -9,19 +9,11 @@
 //! Normalization".) The variance is that of the differences from the mean, however large the mean is: a
 //! second look at a row that lies in the nearest cache.
 
-use headwise_kernels::{Centre, Error, RowNorm};
+pub use headwise_kernels::NormKind;
+use headwise_kernels::{Error, RowNorm};
 
 use crate::attention::resolve_level;
 use crate::plan::{self, Run};
-
-/// Which norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NormKind {
-    /// LayerNorm: mean 0 and variance 1.
-    Layer,
-    /// RMSNorm: mean square 1.
-    Rms,
-}
 
 /// A norm over the features of each row.
 ///
@@ -128,11 +120,7 @@ impl Norm {
     }
 
     fn rows(&self) -> RowNorm<'_> {
-        let centre = match self.kind {
-            NormKind::Layer => Centre::Mean,
-            NormKind::Rms => Centre::Zero,
-        };
-        RowNorm { centre, weight: &self.weight, bias: self.bias(), eps: self.eps }
+        RowNorm { kind: self.kind, weight: &self.weight, bias: self.bias(), eps: self.eps }
     }
 }
 

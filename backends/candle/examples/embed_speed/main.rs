@@ -10,12 +10,12 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert::{BertModel, Config};
 use headwise_candle::headwise::layer::Checkpoint;
+use headwise_cli::embed::batches;
 use headwise_cli::encoder::{Batch, Encoder, Memory};
 use headwise_cli::model::Model;
 
-/// Texts of a padded batch, and tokens of a ragged one.
+/// Texts of a padded batch.
 const TEXTS: usize = 32;
-const TOKENS: usize = 512;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -58,23 +58,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Embeddings by headwise, in batches of about [`TOKENS`] tokens.
+/// Embeddings by headwise, in the batches of `headwise embed`.
 fn ragged(
     encoder: &Encoder,
     texts: &[Vec<u32>],
     memory: &mut Memory,
 ) -> Result<Vec<f32>, headwise_candle::headwise::Error> {
-    let (mut out, mut first) = (Vec::new(), 0);
-    while first < texts.len() {
-        let mut tokens = 0;
-        let fits = |text: &&Vec<u32>| {
-            tokens += text.len();
-            tokens <= TOKENS
-        };
-        let n = texts[first..].iter().take_while(fits).count().max(1);
-        let batch = Batch::new(texts[first..first + n].iter().map(Vec::as_slice));
+    let mut out = Vec::new();
+    for some in batches(texts) {
+        let batch = Batch::new(texts[some].iter().map(Vec::as_slice));
         out.extend(encoder.forward(&batch, memory)?);
-        first += n;
     }
     Ok(out)
 }
