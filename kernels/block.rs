@@ -57,14 +57,13 @@ impl Block {
 }
 
 /// The buffers of one block: packed queries, transposed output, maximum and sum; and, shared by all blocks,
-/// the transposed scores and what is added to them.
+/// the transposed scores.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffers<V> {
     pub qt: *mut V,
     pub ot: *mut V,
     pub ml: *mut V,
     pub st: *mut V,
-    pub extra: *mut V,
 }
 
 /// What to do with a block.
@@ -189,21 +188,11 @@ impl Stack<'_> {
             && terms.bias.is_none_or(|bias| bias.get(index) != Some(f32::NEG_INFINITY))
     }
 
-    /// Head and token of each lane of a block.
+    /// Head and token of the rows of a block.
     #[inline(always)]
-    pub fn rows(&self, block: &Block) -> Rows {
-        let mut rows = Rows { head: [self.heads[0]; MAX_ROWS], token: [0; MAX_ROWS] };
-        let (mut token, mut head) = (self.token_of(block.row), block.row % self.heads.len());
-        for i in 0..MAX_ROWS {
-            (rows.head[i], rows.token[i]) = (self.heads[head], token);
-            if i + 1 < block.count {
-                head += 1;
-                if head == self.heads.len() {
-                    (head, token) = (0, token + 1);
-                }
-            }
-        }
-        rows
+    pub fn rows(&self, block: &Block) -> Rows<'_> {
+        let (head, token) = (block.row % self.heads.len(), self.token_of(block.row));
+        Rows { heads: self.heads, head, token, count: block.count }
     }
 
     /// Packs the queries, scaled, and starts maximum and sum: from the sink, or from nothing.
@@ -215,9 +204,7 @@ impl Stack<'_> {
         let call = self.call;
         let rows = self.rows(block);
         let mut q = [core::ptr::null(); MAX_ROWS];
-        for (i, q) in q[..NQ * I::F32_LANES].iter_mut().enumerate() {
-            *q = call.q.row(self.b, rows.head[i], rows.token[i]);
-        }
+        rows.each(NQ * I::F32_LANES, |i, head, token| q[i] = call.q.row(self.b, head, token));
         // SAFETY: rows of Q; `qt` has room for them, or for pairs of their features.
         unsafe {
             if self.tiles {
@@ -229,8 +216,8 @@ impl Stack<'_> {
         }
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
         if let (Some(sinks), 0) = (call.terms.sinks, self.span.start) {
-            let one = |i: usize| if sinks[rows.head[i]] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
-            (m, l) = (terms::lanes(isa, |i| sinks[rows.head[i]]), terms::lanes(isa, one));
+            let one = |head: usize, _| if sinks[head] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
+            (m, l) = (rows.lanes(isa, |head, _| sinks[head]), rows.lanes(isa, one));
         }
         // SAFETY: the caller's.
         unsafe { *buffers.ml.cast() = [m, l] };
@@ -269,11 +256,10 @@ impl Stack<'_> {
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
         let mut feed = Feed::new(span.ahead[0], n, call.q.shape()[3], MR);
-        let Buffers { qt, extra, .. } = buffers;
         let st = buffers.st.wrapping_add(self.first_score(&seen) * NQ);
         let terms = &call.terms;
 
-        // SAFETY: `st` and `extra` have room for a block of keys, `qt` for D features; K is the caller's.
+        // SAFETY: `st` has room for a block of keys, `qt` for D features; K is the caller's.
         unsafe {
             let mut added = None;
             if call.is_masked() {
@@ -291,7 +277,7 @@ impl Stack<'_> {
                 self.tile_scores::<I, NQ>(span, &seen, buffers);
                 scale::<I, NQ>(isa, st, n, call.split_scale()[1])
             } else {
-                let mut scores = Scores { isa, n, d, k, qt, st, max, feed, added: added.as_ref() };
+                let mut scores = Scores { isa, n, d, k, qt: buffers.qt, st, max, feed, added: added.as_ref() };
                 tile::cover::<MR>(n, &mut scores);
                 scores.max
             };
@@ -311,10 +297,7 @@ impl Stack<'_> {
                 terms::hide::<I, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
             }
             let max = match plus {
-                Some(added) => {
-                    let extra = if added.fill::<I, NQ>(isa, extra) { Some(extra.cast_const()) } else { None };
-                    terms::add::<I, NQ>(isa, st, extra, added.mask.as_ref(), n, logits)
-                }
+                Some(added) => added.apply::<I, NQ>(isa, st, n, logits),
                 None => terms::max::<I, NQ>(isa, st, n),
             };
             Some((seen, max, added))
@@ -388,29 +371,27 @@ impl Stack<'_> {
             if self.part.is_null() {
                 let mut gate = [isa.splat_f32s(1.0); NQ];
                 if let Some(gates) = call.terms.gates {
-                    gate = terms::lanes(isa, |i| gates[rows.head[i]]);
+                    gate = rows.lanes(isa, |head, _| gates[head]);
                 }
                 let factor = divide(isa, gate, l);
                 let mut place = [core::ptr::null_mut(); MAX_ROWS];
-                for (i, place) in place[..block.count].iter_mut().enumerate() {
-                    *place = out.row(self.b, rows.head[i], rows.token[i]);
-                }
+                rows.each(block.count, |i, head, token| place[i] = out.row(self.b, head, token));
                 if let Some(lse) = out.lse {
-                    for i in 0..block.count {
+                    rows.each(block.count, |i, head, token| {
                         let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                        let lse = lse.add(call.lse_index(self.b, rows.head[i], rows.token[i]));
+                        let lse = lse.add(call.lse_index(self.b, head, token));
                         *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
-                    }
+                    });
                 }
                 pack::unpack_to::<I, NQ>(isa, buffers.ot, factor, &place[..block.count], out, dv);
             } else {
                 let mut place = [core::ptr::null_mut(); MAX_ROWS];
-                for (i, place) in place[..block.count].iter_mut().enumerate() {
-                    let record = join::place(self.part, call, self.hk, rows.head[i], rows.token[i]);
+                rows.each(block.count, |i, head, token| {
+                    let record = join::place(self.part, call, self.hk, head, token);
                     let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
                     *join::state(record, dv) = [m, l];
-                    *place = record.cast();
-                }
+                    place[i] = record.cast();
+                });
                 let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);
                 pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place[..block.count], stride, dv);
             }

@@ -74,7 +74,7 @@ type Pointers = [*const u8; CHUNK];
 struct Few<'a> {
     call: &'a Call<'a>,
     b: usize,
-    rows: Rows,
+    rows: Rows<'a>,
     count: usize,
     /// Scaled queries, `d` of them a row, a multiple of the lanes.
     q: *mut f32,
@@ -140,12 +140,13 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
                 seen: [0; MAX_ROWS],
             };
             for r in 0..count {
-                few.o[r] = place(part, call, hk, few.rows.head[r], few.rows.token[r]);
+                let (head, token) = few.rows.get(r);
+                few.o[r] = place(part, call, hk, head, token);
                 let keys = stack.keys(r);
                 few.keys[r] = [keys.start, keys.end];
             }
             let visible = few.keys[0][0]..few.keys[count - 1][1];
-            let end = call.keys(b, few.rows.token[count - 1]).end.min(ahead);
+            let end = call.keys(b, few.rows.get(count - 1).1).end.min(ahead);
             // SAFETY: the buffers were taken for these rows; `visible` lies inside the axis; copies have room
             // for a chunk.
             unsafe {
@@ -209,7 +210,7 @@ impl Few<'_> {
     #[inline(always)]
     unsafe fn begin<I: Isa>(&mut self, isa: I, with_sink: bool) {
         for r in 0..self.count {
-            let (head, token) = (self.rows.head[r], self.rows.token[r]);
+            let (head, token) = self.rows.get(r);
             // SAFETY: a row of Q; the caller's.
             unsafe {
                 let to = core::slice::from_raw_parts_mut(self.q.add(r * self.d), self.d);

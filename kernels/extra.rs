@@ -1,8 +1,8 @@
 //! Bias and mask of a block of pairs, turned to lie beside the transposed scores.
 //!
 //! Neither is ever expanded. The mask becomes a bit for each pair, 64 by 64 of them transposed as 64 words.
-//! The bias goes through registers where the keys of a row lie side by side, else element by element. Rows
-//! that are all the same (a padding mask) are read once.
+//! The bias goes through registers, on its way to the scores. Rows that are all the same (a padding mask) are
+//! read once.
 
 use core::ops::Range;
 
@@ -39,7 +39,7 @@ impl Added {
         isa: I,
         call: &Call<'_>,
         b: usize,
-        rows: &Rows,
+        rows: &Rows<'_>,
         keys: &Range<usize>,
         width: usize,
     ) -> Self {
@@ -75,17 +75,56 @@ impl Added {
         }
     }
 
-    /// Writes the bias to `extra` and says whether there is one.
+    /// Adds the bias to the scores `st` of `n` keys (or, for scores of an earlier stage, only hides), and
+    /// makes them exactly -inf where the bias is -inf or the mask's bit is 0, whatever they were. Returns the
+    /// largest score of each lane.
     ///
     /// # Safety
-    /// `extra` must hold as many vectors as the block of scores.
+    /// `st` must hold `n * NQ` vectors.
     #[inline(always)]
-    pub unsafe fn fill<I: Isa, const NQ: usize>(&self, isa: I, extra: *mut I::f32s) -> bool {
-        if let Some(bias) = &self.bias {
-            // SAFETY: the caller's.
-            unsafe { bias.transpose::<I, NQ>(isa, extra) };
+    pub unsafe fn apply<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        st: *mut I::f32s,
+        n: usize,
+        sum: bool,
+    ) -> [I::f32s; NQ] {
+        let (lanes, minus_inf) = (I::F32_LANES, isa.splat_f32s(f32::NEG_INFINITY));
+        let mut max = [minus_inf; NQ];
+        // SAFETY: the caller's.
+        unsafe {
+            let Some(bias) = &self.bias else {
+                for j in 0..n {
+                    for (q, max) in max.iter_mut().enumerate() {
+                        let st = &mut *st.add(j * NQ + q);
+                        *st = self.hide(isa, *st, j, q);
+                        *max = isa.max_f32s(*st, *max);
+                    }
+                }
+                return max;
+            };
+            for (q, max) in max.iter_mut().enumerate() {
+                let mut largest = minus_inf; // in a register
+                for start in (0..n).step_by(lanes) {
+                    let (first, square) = bias.square(isa, q, start);
+                    for j in start..n.min(start + lanes) {
+                        let (st, bias) = (&mut *st.add(j * NQ + q), square.as_ref()[j - first]);
+                        let x = if sum { isa.add_f32s(*st, bias) } else { *st };
+                        let x = isa.select_f32s(isa.equal_f32s(bias, minus_inf), minus_inf, x);
+                        *st = self.hide(isa, x, j, q);
+                        largest = isa.max_f32s(*st, largest);
+                    }
+                }
+                *max = largest;
+            }
         }
-        self.bias.is_some()
+        max
+    }
+
+    /// The scores `x` of key `j` for the rows of vector `q`, as the mask leaves them.
+    #[inline(always)]
+    fn hide<I: Isa>(&self, isa: I, x: I::f32s, j: usize, q: usize) -> I::f32s {
+        self.mask.as_ref().map_or(x, |mask| isa.hide(x, mask[j] >> (q * I::F32_LANES)))
     }
 }
 
@@ -123,13 +162,12 @@ struct Panel<E> {
 
 impl<E: Copy> Panel<E> {
     #[inline(always)]
-    fn new(view: &View<'_, E>, b: usize, rows: &Rows, keys: &Range<usize>, width: usize) -> Self {
+    fn new(view: &View<'_, E>, b: usize, rows: &Rows<'_>, keys: &Range<usize>, width: usize) -> Self {
         let [_, head, token, key] = view.strides();
         let differ = if head == 0 && token == 0 { 1 } else { width };
         let mut row = [core::ptr::null(); MAX_ROWS];
-        for (i, row) in row[..differ].iter_mut().enumerate() {
-            *row = view.row(b, rows.head[i], rows.token[i]).wrapping_offset(keys.start as isize * key);
-        }
+        let skipped = keys.start as isize * key;
+        rows.each(differ, |i, head, token| row[i] = view.row(b, head, token).wrapping_offset(skipped));
         Self { row, rows: differ, width, key, keys: keys.len(), start: keys.start }
     }
 
@@ -203,46 +241,35 @@ impl Panel<f32> {
         (0..self.rows).all(|i| (0..self.keys).all(|j| self.at(i, j) == f32::NEG_INFINITY))
     }
 
-    /// `extra[j][i] = row i, key j`.
-    ///
-    /// # Safety
-    /// `extra` must hold `keys * NQ` vectors.
+    /// A square of the bias, transposed: vector `j` holds, for the rows of vector `q`, key `first + j`.
+    /// Returns `first`, and has all keys from `start` on that there are: where too few are left for a square
+    /// it begins before.
     #[inline(always)]
-    unsafe fn transpose<I: Isa, const NQ: usize>(&self, isa: I, extra: *mut I::f32s) {
+    fn square<I: Isa>(&self, isa: I, q: usize, start: usize) -> (usize, I::Square) {
         let (lanes, n) = (I::F32_LANES, self.keys);
-        // SAFETY: the caller's; and the keys of a row lie side by side where their stride is 1.
-        unsafe {
-            if self.rows == 1 {
-                for j in 0..n {
-                    for q in 0..NQ {
-                        *extra.add(j * NQ + q) = isa.splat_f32s(self.at(0, j));
-                    }
-                }
-            } else if self.key == 1 && n >= lanes {
-                for q in 0..NQ {
-                    let mut j = 0;
-                    loop {
-                        let mut square = isa.square();
-                        for (i, x) in square.as_mut().iter_mut().enumerate() {
-                            *x = Load::load(isa, self.row[q * lanes + i].wrapping_add(j));
-                        }
-                        for (t, x) in isa.transpose(square).as_ref().iter().enumerate() {
-                            *extra.add((j + t) * NQ + q) = *x;
-                        }
-                        if j + lanes == n {
-                            break;
-                        }
-                        j = (j + lanes).min(n - lanes); // the last square overlaps
-                    }
-                }
-            } else {
-                for i in 0..self.width {
-                    for j in 0..n {
-                        *extra.cast::<f32>().add(j * self.width + i) = self.at(i, j);
-                    }
-                }
+        let mut square = isa.square();
+        if self.rows == 1 {
+            for (j, x) in (start..n).zip(square.as_mut()) {
+                *x = isa.splat_f32s(self.at(0, j));
+            }
+            return (start, square);
+        }
+        if self.key == 1 && n >= lanes {
+            let first = start.min(n - lanes);
+            for (i, x) in square.as_mut().iter_mut().enumerate() {
+                // SAFETY: the keys of a row lie side by side, and `first + lanes` of them are there.
+                *x = unsafe { Load::load(isa, self.row[q * lanes + i].wrapping_add(first)) };
+            }
+            return (first, isa.transpose(square));
+        }
+        let flat = square.as_mut().as_mut_ptr().cast::<f32>();
+        for (t, j) in (start..n.min(start + lanes)).enumerate() {
+            for i in 0..lanes {
+                // SAFETY: a square is `lanes * lanes` f32.
+                unsafe { *flat.add(t * lanes + i) = self.at(q * lanes + i, j) };
             }
         }
+        (start, square)
     }
 }
 

@@ -48,17 +48,15 @@ impl Op for Map<'_, '_> {
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);
-        let masked = if call.is_masked() { KEYS * width } else { 0 };
-        let [qt, ml, st, extra, kc] = Scratch::take(
+        let [qt, ml, st, kc] = Scratch::take(
             memory,
-            [d * width, 2 * width, KEYS * width, masked, if copy { KEYS * d } else { 0 }],
+            [d * width, 2 * width, KEYS * width, if copy { KEYS * d } else { 0 }],
         );
         let buffers = Buffers::<I::f32s> {
             qt: qt.as_mut_ptr().cast(),
             ot: core::ptr::null_mut(), // no values: Dv is 0
             ml: ml.as_mut_ptr().cast(),
             st: st.as_mut_ptr().cast(),
-            extra: extra.as_mut_ptr().cast(),
         };
         for row in (0..rows).step_by(width) {
             let mut block = Block::new(row, width.min(rows - row));
@@ -125,10 +123,9 @@ impl Stack<'_> {
             }
             let rows = self.rows(block);
             let mut place = [core::ptr::null_mut(); MAX_ROWS];
-            for (i, place) in place[..block.count].iter_mut().enumerate() {
-                *place =
-                    out.row(self.b, rows.head[i], rows.token[i]).wrapping_add(seen.start * size_of::<f32>());
-            }
+            rows.each(block.count, |i, head, token| {
+                place[i] = out.row(self.b, head, token).wrapping_add(seen.start * size_of::<f32>());
+            });
             let stride = size_of::<f32>() as isize;
             unpack::<I, f32, NQ>(isa, buffers.st, factor, &place[..block.count], stride, seen.len());
         }

@@ -156,10 +156,13 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
                 let y = isa.add_f32s(y, isa.splat_f32s(0.0));
                 *x = isa.select_f32s(isa.equal_f32s(y, y), y, nan);
             }
-            for (x, row) in isa.transpose(square).as_ref().iter().zip(rows) {
+            let square = isa.transpose(square);
+            let mut store = |i: usize| {
                 // SAFETY: `c + lanes <= dv`.
-                unsafe { T::store(isa, row.cast::<T>().wrapping_add(c), *x) };
-            }
+                unsafe { T::store(isa, rows[i].cast::<T>().wrapping_add(c), square.as_ref()[i]) };
+            };
+            // Whole squares from registers.
+            if rows.len() == lanes { (0..lanes).for_each(&mut store) } else { (0..rows.len()).for_each(store) }
         }
     }
 }

@@ -90,14 +90,13 @@ impl Op for Prefill<'_, '_> {
         // In tiles two bf16 take the place of an f32, but rows are whole tiles.
         let [in_tile, out_tile] = stack.tile_sizes();
         let (q_rows, o_rows) = if tiles { (in_tile / 2, out_tile) } else { (d, dv) };
-        let [qt, ot, ml, st, extra, kc, vc] = Scratch::take(
+        let [qt, ot, ml, st, kc, vc] = Scratch::take(
             memory,
             [
                 blocks * q_rows * width,
                 blocks * o_rows * width,
                 blocks * 2 * width,
                 KEYS * width,
-                if call.is_masked() { KEYS * width } else { 0 },
                 if tiles { KEYS * in_tile / 2 } else { KEYS * d },
                 if tiles { KEYS * out_tile / 2 } else { KEYS * dv },
             ],
@@ -111,7 +110,6 @@ impl Op for Prefill<'_, '_> {
             ot: ot.as_mut_ptr().wrapping_add(block * o_rows * width).cast(),
             ml: ml.as_mut_ptr().wrapping_add(block * 2 * width).cast(),
             st: st.as_mut_ptr().cast(),
-            extra: extra.as_mut_ptr().cast(),
         };
 
         let mut next = 0;
@@ -196,10 +194,11 @@ impl Op for Prefill<'_, '_> {
             }
             if !again {
                 next = stop;
-                for block in table {
-                    leaked.extend(
-                        (0..block.count).filter(|i| block.leaked >> i & 1 == 1).map(|i| block.row + i),
-                    );
+                for block in table.iter_mut() {
+                    while block.leaked != 0 {
+                        leaked.push(block.row + block.leaked.trailing_zeros() as usize);
+                        block.leaked &= block.leaked - 1;
+                    }
                 }
             }
         }

@@ -1,18 +1,65 @@
 //! The terms between the scaled score and the softmax, on a block of transposed scores `st[j][i]`: cap,
-//! slopes, bias and mask (as `extra.rs` prepares them), visibility. Each is a pass of its own over a block
-//! that lies in the nearest cache; only blocks that need a pass pay for it.
+//! slopes, visibility; bias and mask are in `extra.rs`. Each is a pass of its own over a block that lies in
+//! the nearest cache; only blocks that need a pass pay for it.
 
 use core::ops::Range;
 
 use crate::call::Call;
 use crate::isa::Isa;
-use crate::pack::MAX_ROWS;
 
-/// The query rows of a block: head and token of each lane. Lanes past its rows repeat the last one, so that
-/// they compute something harmless.
-pub(crate) struct Rows {
-    pub head: [usize; MAX_ROWS],
-    pub token: [usize; MAX_ROWS],
+/// The query rows of a block, token by token, the heads inside.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub heads: &'a [usize],
+    /// Head, by its place among `heads`, and token of row 0.
+    pub head: usize,
+    pub token: usize,
+    pub count: usize,
+}
+
+impl Rows<'_> {
+    /// Head and token of a row.
+    #[inline(always)]
+    pub fn get(&self, row: usize) -> (usize, usize) {
+        let place = self.head + row;
+        (self.heads[place % self.heads.len()], self.token + place / self.heads.len())
+    }
+
+    /// `f(lane, head, token)` for the first lanes. Lanes past the rows repeat the last one, so that they
+    /// compute something harmless.
+    #[inline(always)]
+    pub fn each(&self, lanes: usize, mut f: impl FnMut(usize, usize, usize)) {
+        if let [head] = *self.heads {
+            for i in 0..lanes {
+                f(i, head, self.token + i.min(self.count - 1));
+            }
+            return;
+        }
+        let (mut head, mut token) = (self.head, self.token);
+        for i in 0..lanes {
+            f(i, self.heads[head], token);
+            if i + 1 < self.count {
+                head += 1;
+                if head == self.heads.len() {
+                    (head, token) = (0, token + 1);
+                }
+            }
+        }
+    }
+
+    /// `NQ` vectors with `f(head, token)` of each lane.
+    #[inline(always)]
+    pub fn lanes<I: Isa, const NQ: usize>(
+        &self,
+        isa: I,
+        f: impl Fn(usize, usize) -> f32,
+    ) -> [I::f32s; NQ] {
+        let mut x = [isa.splat_f32s(0.0); NQ];
+        let flat = x.as_mut_ptr().cast::<f32>();
+        // SAFETY: `x` is `NQ * LANES` f32.
+        self.each(NQ * I::F32_LANES, |i, head, token| unsafe { *flat.add(i) = f(head, token) });
+        x
+    }
 }
 
 /// `st = cap * tanh(st / cap)`.
@@ -38,15 +85,15 @@ pub(crate) unsafe fn slopes<I: Isa, const NQ: usize>(
     isa: I,
     call: &Call<'_>,
     b: usize,
-    rows: &Rows,
+    rows: &Rows<'_>,
     slopes: &[f32],
     st: *mut I::f32s,
     keys: Range<usize>,
 ) {
     // Distances from the first key of the block: exact in f32 up to 2^24.
-    let ahead = |i: usize| call.pos(b, rows.token[i]).saturating_sub(keys.start as i64) as f32;
-    let slope: [I::f32s; NQ] = lanes(isa, |i| -slopes[rows.head[i]]);
-    let ahead: [I::f32s; NQ] = lanes(isa, ahead);
+    let ahead = |_, token| call.pos(b, token).saturating_sub(keys.start as i64) as f32;
+    let slope: [I::f32s; NQ] = rows.lanes(isa, |head, _| -slopes[head]);
+    let ahead: [I::f32s; NQ] = rows.lanes(isa, ahead);
     for j in 0..keys.len() {
         let j_f32 = isa.splat_f32s(j as f32);
         for n in 0..NQ {
@@ -58,41 +105,6 @@ pub(crate) unsafe fn slopes<I: Isa, const NQ: usize>(
     }
 }
 
-/// `st += extra`, where it is given (for scores of an earlier stage only hiding), and exactly -inf where
-/// `extra` is -inf or the mask's bit is 0, whatever `st` was. Returns the largest score of each lane.
-///
-/// # Safety
-/// `st` and `extra` must hold `keys * NQ` vectors.
-#[inline(always)]
-pub(crate) unsafe fn add<I: Isa, const NQ: usize>(
-    isa: I,
-    st: *mut I::f32s,
-    extra: Option<*const I::f32s>,
-    mask: Option<&[u64; 64]>,
-    keys: usize,
-    sum: bool,
-) -> [I::f32s; NQ] {
-    let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
-    let mut max = [minus_inf; NQ];
-    for j in 0..keys {
-        for (n, max) in max.iter_mut().enumerate() {
-            // SAFETY: the caller's.
-            let st = unsafe { &mut *st.add(j * NQ + n) };
-            if let Some(extra) = extra {
-                // SAFETY: the caller's.
-                let extra = unsafe { *extra.add(j * NQ + n) };
-                let x = if sum { isa.add_f32s(*st, extra) } else { *st };
-                *st = isa.select_f32s(isa.equal_f32s(extra, minus_inf), minus_inf, x);
-            }
-            if let Some(mask) = mask {
-                *st = isa.hide(*st, mask[j] >> (n * I::F32_LANES));
-            }
-            *max = isa.max_f32s(*st, *max);
-        }
-    }
-    max
-}
-
 /// Hides the pairs outside each row's interval of keys.
 ///
 /// # Safety
@@ -102,15 +114,22 @@ pub(crate) unsafe fn hide<I: Isa, const NQ: usize>(
     isa: I,
     call: &Call<'_>,
     b: usize,
-    rows: &Rows,
+    rows: &Rows<'_>,
     st: *mut I::f32s,
     keys: Range<usize>,
 ) {
     let clamp = |j: usize| j.clamp(keys.start, keys.end) - keys.start;
-    let start: [I::u32s; NQ] = lanes_u32(isa, |i| clamp(call.keys(b, rows.token[i]).start) as u32);
-    let len: [I::u32s; NQ] = lanes_u32(isa, |i| {
-        let visible = call.keys(b, rows.token[i]);
-        clamp(visible.end).saturating_sub(clamp(visible.start)) as u32
+    let (mut start, mut len) = ([isa.splat_u32s(0); NQ], [isa.splat_u32s(0); NQ]);
+    let [starts, lens] = [&mut start, &mut len].map(|x| x.as_mut_ptr().cast::<u32>());
+    let (mut last, mut bounds) = (None, [0, 0]);
+    rows.each(NQ * I::F32_LANES, |i, _, token| {
+        if last != Some(token) {
+            let visible = call.keys(b, token);
+            let [start, end] = [visible.start, visible.end].map(clamp);
+            (last, bounds) = (Some(token), [start as u32, end.saturating_sub(start) as u32]);
+        }
+        // SAFETY: both are `NQ * LANES` u32.
+        unsafe { (*starts.add(i), *lens.add(i)) = (bounds[0], bounds[1]) };
     });
     let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);
     for j in 0..keys.len() {
@@ -141,25 +160,14 @@ pub(crate) unsafe fn max<I: Isa, const NQ: usize>(isa: I, st: *const I::f32s, ke
     max
 }
 
-/// `NQ` vectors with `f(i)` in lane `i`.
+/// A vector that counts up from `first`.
 #[inline(always)]
-pub(crate) fn lanes<I: Isa, const NQ: usize>(isa: I, f: impl Fn(usize) -> f32) -> [I::f32s; NQ] {
-    let mut x = [isa.splat_f32s(0.0); NQ];
-    let flat = x.as_mut_ptr().cast::<f32>();
-    for i in 0..NQ * I::F32_LANES {
-        // SAFETY: `x` is `NQ * LANES` f32.
-        unsafe { *flat.add(i) = f(i) };
-    }
-    x
-}
-
-#[inline(always)]
-fn lanes_u32<I: Isa, const NQ: usize>(isa: I, f: impl Fn(usize) -> u32) -> [I::u32s; NQ] {
-    let mut x = [isa.splat_u32s(0); NQ];
-    let flat = x.as_mut_ptr().cast::<u32>();
-    for i in 0..NQ * I::F32_LANES {
-        // SAFETY: `x` is `NQ * LANES` u32.
-        unsafe { *flat.add(i) = f(i) };
+pub(crate) fn count_from<I: Isa>(isa: I, first: usize) -> I::f32s {
+    let mut x = isa.splat_f32s(0.0);
+    let flat = (&raw mut x).cast::<f32>();
+    for i in 0..I::F32_LANES {
+        // SAFETY: `x` is `LANES` f32.
+        unsafe { *flat.add(i) = (first + i) as f32 };
     }
     x
 }

@@ -141,7 +141,7 @@ impl Few<'_> {
         }
         let mut whole = true;
         for r in 0..self.count {
-            let (head, token) = (self.rows.head[r], self.rows.token[r]);
+            let (head, token) = self.rows.get(r);
             let s: *mut I::f32s = self.s.wrapping_add(r * CHUNK).cast();
             let mut seen = interval(self.keys[r][0]..self.keys[r][1], keys);
             // SAFETY: the caller's.
@@ -153,7 +153,7 @@ impl Few<'_> {
                     let ahead = self.call.pos(self.b, token).saturating_sub(keys.start as i64) as f32;
                     let (ahead, slope) = (isa.splat_f32s(ahead), isa.splat_f32s(-slopes[head]));
                     for x in 0..vectors {
-                        let [j]: [I::f32s; 1] = terms::lanes(isa, |i| (x * lanes + i) as f32);
+                        let j = terms::count_from(isa, x * lanes);
                         let distance = isa.abs_f32s(isa.sub_f32s(ahead, j));
                         *s.add(x) = isa.mul_add_e_f32s(slope, distance, *s.add(x));
                     }
