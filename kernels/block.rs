@@ -203,8 +203,7 @@ impl Stack<'_> {
     unsafe fn begin<I: Isa, const NQ: usize>(&self, isa: I, block: &Block, buffers: Buffers<I::f32s>) {
         let call = self.call;
         let rows = self.rows(block);
-        let mut q = [core::ptr::null(); MAX_ROWS];
-        rows.each(NQ * I::F32_LANES, |i, head, token| q[i] = call.q.row(self.b, head, token));
+        let q = rows.pointers(&call.q, self.b, NQ * I::F32_LANES);
         // SAFETY: rows of Q; `qt` has room for them, or for pairs of their features.
         unsafe {
             if self.tiles {

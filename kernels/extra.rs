@@ -165,9 +165,10 @@ impl<E: Copy> Panel<E> {
     fn new(view: &View<'_, E>, b: usize, rows: &Rows<'_>, keys: &Range<usize>, width: usize) -> Self {
         let [_, head, token, key] = view.strides();
         let differ = if head == 0 && token == 0 { 1 } else { width };
-        let mut row = [core::ptr::null(); MAX_ROWS];
-        let skipped = keys.start as isize * key;
-        rows.each(differ, |i, head, token| row[i] = view.row(b, head, token).wrapping_offset(skipped));
+        let mut row = rows.pointers(view, b, differ);
+        for row in &mut row[..differ] {
+            *row = row.wrapping_offset(keys.start as isize * key);
+        }
         Self { row, rows: differ, width, key, keys: keys.len(), start: keys.start }
     }
 

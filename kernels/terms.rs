@@ -4,8 +4,10 @@
 
 use core::ops::Range;
 
+use crate::View;
 use crate::call::Call;
 use crate::isa::Isa;
+use crate::pack::MAX_ROWS;
 
 /// The query rows of a block, token by token, the heads inside.
 #[derive(Clone, Copy)]
@@ -45,6 +47,20 @@ impl Rows<'_> {
                 }
             }
         }
+    }
+
+    /// The rows of a view in which tokens of a batch entry lie one stride apart, one for each lane.
+    #[inline(always)]
+    pub fn pointers<T>(&self, x: &View<'_, T>, b: usize, lanes: usize) -> [*const T; MAX_ROWS] {
+        let [_, by_head, by_token, _] = x.strides();
+        let (first_head, first_token) = self.get(0);
+        let first = x.row(b, first_head, first_token);
+        let mut pointers = [core::ptr::null(); MAX_ROWS];
+        self.each(lanes, |i, head, token| {
+            let (heads, tokens) = (head as isize - first_head as isize, (token - first_token) as isize);
+            pointers[i] = first.wrapping_offset(heads * by_head + tokens * by_token);
+        });
+        pointers
     }
 
     /// `NQ` vectors with `f(head, token)` of each lane.
