@@ -276,7 +276,8 @@ impl Stack<'_> {
                 self.tile_scores::<I, NQ>(span, &seen, buffers);
                 scale::<I, NQ>(isa, st, n, call.split_scale()[1])
             } else {
-                let mut scores = Scores { isa, n, d, k, qt: buffers.qt, st, max, feed, added: added.as_ref() };
+                let mut scores =
+                    Scores { isa, n, d, k, qt: buffers.qt, st, max, feed, added: added.as_ref() };
                 tile::cover::<MR>(n, &mut scores);
                 scores.max
             };

@@ -48,10 +48,8 @@ impl Op for Map<'_, '_> {
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);
-        let [qt, ml, st, kc] = Scratch::take(
-            memory,
-            [d * width, 2 * width, KEYS * width, if copy { KEYS * d } else { 0 }],
-        );
+        let [qt, ml, st, kc] =
+            Scratch::take(memory, [d * width, 2 * width, KEYS * width, if copy { KEYS * d } else { 0 }]);
         let buffers = Buffers::<I::f32s> {
             qt: qt.as_mut_ptr().cast(),
             ot: core::ptr::null_mut(), // no values: Dv is 0

@@ -162,7 +162,11 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
                 unsafe { T::store(isa, rows[i].cast::<T>().wrapping_add(c), square.as_ref()[i]) };
             };
             // Whole squares from registers.
-            if rows.len() == lanes { (0..lanes).for_each(&mut store) } else { (0..rows.len()).for_each(store) }
+            if rows.len() == lanes {
+                (0..lanes).for_each(&mut store)
+            } else {
+                (0..rows.len()).for_each(store)
+            }
         }
     }
 }

@@ -65,11 +65,7 @@ impl Rows<'_> {
 
     /// `NQ` vectors with `f(head, token)` of each lane.
     #[inline(always)]
-    pub fn lanes<I: Isa, const NQ: usize>(
-        &self,
-        isa: I,
-        f: impl Fn(usize, usize) -> f32,
-    ) -> [I::f32s; NQ] {
+    pub fn lanes<I: Isa, const NQ: usize>(&self, isa: I, f: impl Fn(usize, usize) -> f32) -> [I::f32s; NQ] {
         let mut x = [isa.splat_f32s(0.0); NQ];
         let flat = x.as_mut_ptr().cast::<f32>();
         // SAFETY: `x` is `NQ * LANES` f32.

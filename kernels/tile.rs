@@ -7,6 +7,11 @@
 //! Scores: `a` is K (m = key, t = feature), `b` the packed queries. Values: `a` is V (m = feature, t = key),
 //! `b` the weights. Every scalar is read once and broadcast into `NQ` multiply-adds, every vector into `M`;
 //! with `NQ * M` independent sums the multiply-add units never wait, and `a` may have any strides at no cost.
+//!
+//! What becomes of a step of it, 4 vectors by 6 rows: on AVX-512 24 multiply-adds, 4 loads, 6 broadcasts, 3
+//! others; on NEON 24 multiply-adds with 8 loads and 4 others for the scores, with 6 loads and 4 others for
+//! the values, whose scalars lie side by side and are taken by lane. No spills. A core with four 128-bit
+//! units and three loads a cycle needs 6 cycles for the multiply-adds, 4 for the loads: it can reach its peak.
 
 use crate::isa::Isa;
 

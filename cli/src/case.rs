@@ -7,9 +7,18 @@ use half::{bf16, f16};
 use headwise::reference::{self, Reference};
 use headwise::{Attention, DType, Element, Error, Level, Position, Stored, Terms, View, ViewMut};
 
+// The tests include this file by its path.
+#[path = "case/draw.rs"]
+mod draw;
+#[path = "case/form.rs"]
+mod form;
 #[path = "case/limits.rs"]
-mod limits; // the tests include this file by its path
+mod limits;
 
+pub use draw::{Draw, Values, splitmix};
+use draw::{number, offset};
+pub use form::Form;
+use form::Served;
 use limits::Limits;
 
 /// A tensor in memory: a logical shape over data that may be permuted, padded, reversed or broadcast.
@@ -63,43 +72,13 @@ impl<T: Copy> Tensor<T> {
     }
 }
 
-/// A stream of numbers: bytes of a fuzzer, or a generator with a seed.
-pub struct Draw<'a>(pub &'a mut dyn FnMut() -> u32);
-
-impl Draw<'_> {
-    /// A number below `n`, or 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        if n < 2 { 0 } else { (self.0)() as usize % n }
-    }
-
-    fn uniform(&mut self) -> f32 {
-        (self.0)() as i32 as f32 / (1u32 << 31) as f32
-    }
-
-    fn maybe<T>(&mut self, one_in: usize, f: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        (self.below(one_in) == 1).then(|| f(self))
-    }
-}
-
-/// What the numbers in Q, K and V are like.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Values {
-    /// Uniform in [-1, 1]: the range of the error budget.
-    Unit,
-    /// Uniform in [-30, 30]: weights that underflow, scores of thousands.
-    Large,
-    /// Mostly uniform, with NaN, infinities and zeros.
-    Special,
-    /// Mostly uniform, with denormals and numbers near the largest: not together with infinities, where the
-    /// product depends on whether a denormal times the scale is still above 0.
-    Extreme,
-}
-
 /// One problem with all its memory.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the names of `Terms`")]
 pub struct Case {
     pub values: Values,
+    /// The case is also run with its tokens laid out so.
+    pub form: Form,
     /// Of Q and the output, and of K and V; the numbers below are rounded to them.
     pub dtypes: [DType; 2],
     /// For integers, the scales of K and V.
@@ -171,6 +150,7 @@ impl Case {
         let masks = [draw.below(3) == 1, draw.below(3) == 1];
         let mut case = Self {
             values,
+            form: Form::draw(draw, lk),
             dtypes: [of_q, of_kv],
             independent: false,
             scale: if d == 0 { Some(1.0) } else { draw.maybe(3, |draw| 2.0 * draw.uniform()) },
@@ -334,6 +314,9 @@ impl Case {
         let mut answers = vec![("reference", [reference.out, reference.lse])];
         for &level in levels {
             let (out, lse) = self.run(level).map_err(|error| format!("{level}: {error}"))?;
+            if self.form != Form::Strided {
+                self.check_form(level)?;
+            }
             let answer = [out, lse].map(|x| x.into_iter().map(f64::from).collect::<Vec<f64>>());
             for (name, other) in &answers {
                 self.compare(level.name(), &answer, name, other, &limits)?;
@@ -341,6 +324,24 @@ impl Case {
             answers.push((level.name(), answer));
         }
         Ok(())
+    }
+
+    /// Runs the case in its form, which must give the same bits as by strides; any NaN is like any other.
+    fn check_form(&self, level: Level) -> Result<(), String> {
+        let bits = |form| {
+            let answer = self.typed(Served(self, level, form));
+            let (out, lse) = answer.map_err(|error| format!("{level}, {form:?}: {error}"))?;
+            let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+            Ok::<_, String>([out, lse].concat().into_iter().map(bits).collect::<Vec<u32>>())
+        };
+        let (got, want) = (bits(self.form)?, bits(Form::Strided)?);
+        match (0..want.len()).find(|&at| got[at] != want[at]) {
+            None => Ok(()),
+            Some(at) => {
+                let [got, want] = [got[at], want[at]].map(f32::from_bits);
+                Err(format!("{level}: [out, lse][{at}] is {got:e} {:?}, by strides {want:e}", self.form))
+            }
+        }
     }
 
     /// Holds output and LSE against others. Two levels may differ by no more than one of them from the
@@ -408,36 +409,8 @@ fn largest(dtype: DType) -> f32 {
     }
 }
 
-/// The next number of a stream (splitmix64: Steele, Lea and Flood 2014).
-pub fn splitmix(state: &mut u64) -> u32 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 32) as u32
-}
-
 fn compact(tensor: &Tensor<f32>) -> Vec<f32> {
     let (view, [b, h, l, d]) = (tensor.view(), tensor.shape);
     let index = |i: usize| [i / (h * l * d), i / (l * d) % h, i / d % l, i % d];
     (0..b * h * l * d).filter_map(|i| view.get(index(i))).collect()
-}
-
-fn offset(draw: &mut Draw<'_>, lk: usize) -> i64 {
-    match draw.below(12) {
-        1 => i64::MAX,
-        2 => i64::MIN,
-        _ => draw.below(2 * lk + 5) as i64 - (lk as i64 / 2 + 2),
-    }
-}
-
-fn number(draw: &mut Draw<'_>, values: Values) -> f32 {
-    const SPECIAL: [f32; 5] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
-    const EXTREME: [f32; 5] = [1e-40, -1e-45, f32::MAX, f32::MIN, 1e18];
-    match values {
-        Values::Unit => draw.uniform(),
-        Values::Large => 30.0 * draw.uniform(),
-        Values::Special if draw.below(200) == 1 => SPECIAL[draw.below(SPECIAL.len())],
-        Values::Extreme if draw.below(200) == 1 => EXTREME[draw.below(EXTREME.len())],
-        Values::Special | Values::Extreme => 3.0 * draw.uniform(),
-    }
 }
