@@ -1,10 +1,19 @@
 #!/usr/bin/env bash
-# Every x86-64 level from one baseline build: here at the best level and at each below it, then under qemu as processors
+# Every level from one baseline build: here at the best level and at each below it, then under qemu as processors
 # that lack the higher ones. qemu raises SIGILL on an instruction that its processor lacks: none may leak out of its dispatch.
 # EXPECT_LEVEL tells the tests what must be detected; HEADWISE_LEVEL forces one below it.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
-[ "$(uname -m)" = x86_64 ] || fail "needs an x86-64 machine"
+
+case $(uname -m) in
+  x86_64) ;;
+  aarch64 | arm64)                                                            # NEON and scalar; nothing to emulate
+    for level in scalar neon; do
+      run_tests EXPECT_LEVEL=neon HEADWISE_LEVEL=$level cargo test -q --lib --tests
+    done
+    exit ;;
+  *) fail "no levels are known for $(uname -m)" ;;
+esac
 
 # has FLAGS...: whether this processor has them all.
 has() {
