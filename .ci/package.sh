@@ -32,7 +32,8 @@ git ls-files -z | tar --null -T - -c | tar -x -C "$minimal"
 
 # The crates depend on one another, and none need be on crates.io yet: they are resolved among themselves.
 limit=$((256 * 1024)) status=0
-cargo package --workspace --locked ${CI_ALLOW_DIRTY:+--allow-dirty}
+rm -f "$target"/package/*.crate
+cargo package --workspace --locked --allow-dirty
 for crate in "$target"/package/*.crate; do
   size=$(stat -c %s "$crate")
   printf '%s: %d files, %d bytes\n' "$(basename "$crate")" "$(tar -tzf "$crate" | wc -l)" "$size"

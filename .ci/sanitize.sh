@@ -8,7 +8,7 @@ source .ci/debian.sh
 triple=x86_64-unknown-linux-gnu
 [ "$(rustc -vV | sed -n 's/^host: //p')" = $triple ] || fail "needs an x86-64 Linux machine"
 
-export RUSTC_BOOTSTRAP=1 CARGO_PROFILE_TEST_OPT_LEVEL=1                       # the flags, on stable
+export RUSTC_BOOTSTRAP=1 CARGO_PROFILE_TEST_OPT_LEVEL=2                       # the flags, on stable
 folder=$target/sanitize
 
 # With --target, build scripts and macros stay as they are. Threads that end late look like leaks.
