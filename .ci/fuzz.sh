@@ -7,7 +7,7 @@ seconds=${FUZZ_SECONDS:-30}
 fuzz=tests/fuzz
 
 apt_install g++                                                               # libFuzzer is built from source
-command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
+cargo_tool cargo-fuzz 0.13.2
 toolchain=()
 if rustup toolchain list 2>/dev/null | grep -q '^nightly'; then
   toolchain=(+nightly)

@@ -1,10 +1,19 @@
 #!/usr/bin/env bash
-# Every x86-64 level from one baseline build: here at the best level and at each below it, then under qemu as processors
+# Every level from one baseline build: here at the best level and at each below it, then under qemu as processors
 # that lack the higher ones. qemu raises SIGILL on an instruction that its processor lacks: none may leak out of its dispatch.
-# EXPECT_LEVEL tells the tests what must be detected; HEADWISE_LEVEL forces one below it.
+# EXPECT_LEVEL tells the tests what must be detected; HEADWISE_LEVEL forces one below it, and the tests look that it did.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
-[ "$(uname -m)" = x86_64 ] || fail "needs an x86-64 machine"
+
+case $(uname -m) in
+  x86_64) ;;
+  aarch64 | arm64)                                                            # NEON and scalar; nothing to emulate
+    for level in scalar neon; do
+      run_tests EXPECT_LEVEL=neon HEADWISE_LEVEL=$level cargo test -q --lib --tests
+    done
+    exit ;;
+  *) fail "no levels are known for $(uname -m)" ;;
+esac
 
 # has FLAGS...: whether this processor has them all.
 has() {
@@ -17,6 +26,9 @@ if has avx2 fma bmi1 bmi2 abm; then native+=(avx2); fi
 if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl; then native+=(avx512); fi
 if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl amx_tile amx_bf16; then native+=(amx); fi
 best=${native[-1]}
+for level in avx2 avx512 amx; do
+  [[ " ${native[*]} " == *" $level "* ]] || echo "not run on this processor, which lacks it: $level"
+done
 
 for level in "${native[@]}"; do
   run_tests EXPECT_LEVEL="$best" HEADWISE_LEVEL="$level" cargo test -q --lib --tests

