@@ -213,7 +213,7 @@ impl<'a> Call<'a> {
     }
 
     /// Visible pairs of queries `start..end`, taking their number to grow evenly from the first to the last.
-    fn pairs(&self, b: usize, start: usize, end: usize) -> usize {
+    pub fn pairs(&self, b: usize, start: usize, end: usize) -> usize {
         if start >= end {
             return 0;
         }
