@@ -44,8 +44,19 @@ const SIZES: [(usize, f64); 6] = [(512, 1.0), (256, 1.0), (128, 1.0), (64, 1.03)
 /// Tasks a thread that even out what tasks differ in: with more of them none need be smaller.
 const ENOUGH: usize = 16;
 
-/// Below this many multiply-adds waking other threads costs more than it saves (about 50 µs on one core).
+/// Below this many multiply-adds waking other threads costs more than it saves (about 50 µs on one core, at
+/// the usual levels). Two threads that are awake gain from about 15 µs on; one that sleeps takes some 60 µs
+/// to come.
 const SEQUENTIAL: usize = 2_000_000;
+
+/// The same at a level, by how fast it is.
+fn too_little(level: Level) -> usize {
+    match level {
+        Level::Scalar => SEQUENTIAL / 3,
+        Level::Amx => SEQUENTIAL * 2,
+        _ => SEQUENTIAL,
+    }
+}
 
 /// How a call is computed. See [`crate::Attention::plan`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +77,7 @@ impl Plan {
         let nothing = b == 0 || hq == 0 || lq == 0;
         let (threads, why_threads) = match threads {
             Threads::Calling => (1, "asked for"),
-            Threads::Pool if call.work() < SEQUENTIAL => (1, "too little work to share"),
+            Threads::Pool if call.work() < too_little(level) => (1, "too little work to share"),
             Threads::Pool => (rayon::current_num_threads(), "the current rayon pool"),
         };
         // At most as many as there are rows, whose number fits.
