@@ -35,7 +35,7 @@ impl Scratch {
     /// Bytes held now.
     pub fn bytes(&self) -> usize {
         let lists = self.heads.capacity() + self.rows.capacity();
-        let floats = self.memory.len() + self.records.len();
+        let floats = self.memory.capacity() + self.records.capacity();
         floats * size_of::<f32>() + lists * size_of::<usize>()
     }
 
@@ -60,6 +60,7 @@ impl Scratch {
         let sizes = sizes.map(|n| n.next_multiple_of(16));
         let total = sizes.iter().sum();
         if memory.len() < total {
+            memory.reserve_exact(total - memory.len());
             memory.resize(total, 0.0);
         }
         let mut rest = &mut memory[..];

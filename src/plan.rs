@@ -187,9 +187,11 @@ fn tokens(call: &Call<'_>, b: usize, threads: usize) -> usize {
             largest = [0, end / 2, end.saturating_sub(tokens)].map(task).into_iter().fold(largest, f64::max);
             last = task(0);
         }
-        // Like tasks go in rounds; of others the last one, which under causal is a small one, may be late.
-        let rounds = tasks.div_ceil(threads) as f64 * largest;
-        let listed = f64::max(largest, total / threads as f64 + last);
+        // Like tasks go in rounds. Of others the last one starts when the threads have shared all the rest,
+        // and it is one between the largest and, under causal, the smallest.
+        let (rounds, t) = (tasks.div_ceil(threads) as f64 * largest, threads as f64);
+        let late = (largest + last) / 2.0 * (t - 1.0);
+        let listed = f64::max(largest, (total + late) / t);
         let time = cost * rounds.min(listed);
         if time < 0.98 * best.0 {
             best = (time, tokens);
