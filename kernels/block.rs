@@ -7,6 +7,7 @@
 use core::ops::Range;
 
 use crate::call::{Call, Stage};
+use crate::clock::{Clock, Part};
 use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::join;
@@ -34,6 +35,7 @@ pub(crate) struct Stack<'a> {
     pub part: *mut f32,
     /// The products run in tiles of bf16.
     pub tiles: bool,
+    pub clock: &'a Clock,
 }
 
 /// A block of query rows, at most as wide as the register tile.
@@ -145,9 +147,17 @@ impl Stack<'_> {
         // SAFETY: the caller's.
         unsafe {
             match action {
-                Action::Begin => self.begin::<I, N>(isa, block, buffers),
+                Action::Begin => {
+                    self.clock.start();
+                    self.begin::<I, N>(isa, block, buffers);
+                    self.clock.lap(Part::Packing);
+                }
                 Action::Step(span) => self.step::<I, N, MR>(isa, block, buffers, span),
-                Action::End(out) => self.end::<I, N>(isa, block, buffers, out),
+                Action::End(out) => {
+                    self.clock.start();
+                    self.end::<I, N>(isa, block, buffers, out);
+                    self.clock.lap(Part::Writing);
+                }
                 Action::Write { span, stage, out } => {
                     self.write::<I, N, MR>(isa, block, buffers, span, stage, out);
                 }
@@ -269,6 +279,7 @@ impl Stack<'_> {
                     return None;
                 }
                 added = Some(both);
+                self.clock.lap(Part::Terms);
             }
             let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
             let max = if self.tiles {
@@ -281,6 +292,7 @@ impl Stack<'_> {
                 tile::cover::<MR>(n, &mut scores);
                 scores.max
             };
+            self.clock.lap(Part::Scores);
             let plus = added.as_ref().filter(|added| added.seen == Seen::Some);
             if !(edge || plus.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
                 return Some((seen, max, added));
@@ -300,6 +312,7 @@ impl Stack<'_> {
                 Some(added) => added.apply::<I, NQ>(isa, st, n, logits),
                 None => terms::max::<I, NQ>(isa, st, n),
             };
+            self.clock.lap(Part::Terms);
             Some((seen, max, added))
         }
     }
@@ -318,6 +331,7 @@ impl Stack<'_> {
     ) {
         // SAFETY: the caller's.
         unsafe {
+            self.clock.start();
             let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights);
             let Some((seen, max, added)) = scores else {
                 return;
@@ -326,6 +340,7 @@ impl Stack<'_> {
             let first = self.first_score(&seen);
             let st = buffers.st.wrapping_add(first * NQ);
             let correction = softmax(isa, st, seen.len(), max, ml);
+            self.clock.lap(Part::Softmax);
             let fresh = core::mem::replace(&mut block.fresh, false);
             let v = span.v.skip(seen.start - span.keys.start);
             let ot = buffers.ot;
@@ -334,10 +349,12 @@ impl Stack<'_> {
             if self.tiles {
                 feed.all(isa);
                 self.tile_values::<I, NQ>(isa, span, first..first + n, buffers, correction, fresh);
+                self.clock.lap(Part::Values);
                 return;
             }
             let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
             tile::cover::<MR>(dv, &mut values);
+            self.clock.lap(Part::Values);
         }
     }
 

@@ -70,6 +70,9 @@ pub enum Stage {
 /// What an exp costs, in multiply-adds.
 const EXP: usize = 16;
 
+/// What reading an element of K or V costs once, in multiply-adds: with one query that is most of all.
+const READ: usize = 4;
+
 /// One checked attention problem.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
@@ -200,7 +203,7 @@ impl<'a> Call<'a> {
     }
 
     /// Multiply-adds, about, of the whole call: `D + Dv`, and an exp, for every pair that causal, window and
-    /// lengths leave.
+    /// lengths leave; and what it takes to read K and V.
     pub fn work(&self) -> usize {
         let [b, hq, lq, d] = self.q.shape();
         if hq == 0 || lq == 0 {
@@ -208,12 +211,16 @@ impl<'a> Call<'a> {
         }
         let pairs = |b| self.pairs(b, 0, self.q_len(b));
         let pairs = (0..b).map(pairs).fold(0, usize::saturating_add);
-        let each = d.saturating_add(self.v.shape()[3]).saturating_add(EXP);
-        pairs.saturating_mul(hq).saturating_mul(each)
+        let features = d.saturating_add(self.v.shape()[3]);
+        let keys = |b| (self.keys(b, 0).start..self.keys(b, self.q_len(b).max(1) - 1).end).len();
+        let keys = (0..b).map(keys).fold(0, usize::saturating_add);
+        let reads = keys.saturating_mul(self.kv_heads()).saturating_mul(features).saturating_mul(READ);
+        let each = features.saturating_add(EXP);
+        pairs.saturating_mul(hq).saturating_mul(each).saturating_add(reads)
     }
 
     /// Visible pairs of queries `start..end`, taking their number to grow evenly from the first to the last.
-    fn pairs(&self, b: usize, start: usize, end: usize) -> usize {
+    pub fn pairs(&self, b: usize, start: usize, end: usize) -> usize {
         if start >= end {
             return 0;
         }

@@ -25,6 +25,7 @@ use half::{bf16, f16};
 
 use crate::block::{Block, Stack};
 use crate::call::Call;
+use crate::clock::Part;
 use crate::element::{Store, Stored};
 use crate::isa::Isa;
 use crate::join::place;
@@ -104,7 +105,7 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let Task { call, b, hk, tokens, keys: span, ahead, after, part, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
-        let (memory, heads, _) = self.scratch.parts();
+        let (memory, heads, _, clock) = self.scratch.parts();
         heads.clear();
         heads.extend(call.open_heads(hk));
         let lanes = I::F32_LANES;
@@ -120,8 +121,8 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
         );
         if count > 0 {
-            let stack =
-                Stack { call, b, hk, heads, token: tokens.start, span: span.clone(), part, tiles: false };
+            let (token, tiles) = (tokens.start, false);
+            let stack = Stack { call, b, hk, heads, token, span: span.clone(), part, tiles, clock };
             let mut few = Few {
                 call,
                 b,
@@ -150,7 +151,9 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             // SAFETY: the buffers were taken for these rows; `visible` lies inside the axis; copies have room
             // for a chunk.
             unsafe {
+                clock.start();
                 few.begin(isa, span.start == 0);
+                clock.lap(Part::Packing);
                 // From a multiple of CHUNK on, so that the lanes of a row's sum are the same keys always.
                 let first = if visible.is_empty() { visible.start } else { visible.start / CHUNK * CHUNK };
                 let mut keys = first..visible.end.min(first + CHUNK);
@@ -170,24 +173,33 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
                             }
                         }
                     }
+                    clock.start();
                     if copy_k {
                         k = few.copy(isa, &call.k, hk, &keys, dq, kc.as_mut_ptr());
                     }
+                    clock.lap(Part::Packing);
                     few.scores::<I, C, NQ>(isa, n, &k, &v);
                     if !copy_k {
                         few.scale(isa, &call.k, hk, &keys);
                     }
+                    clock.lap(Part::Scores);
                     let whole = few.terms(isa, &keys);
+                    clock.lap(Part::Terms);
                     few.softmax(isa, n);
+                    clock.lap(Part::Softmax);
                     if copy_v {
                         v = few.copy(isa, &call.v, hk, &keys, width, vc.as_mut_ptr());
                     } else {
                         few.scale(isa, &call.v, hk, &keys);
                     }
+                    clock.lap(Part::Packing);
                     few.values::<I, C, NQ>(isa, n, &v, &next_k, whole);
+                    clock.lap(Part::Values);
                     keys = next;
                 }
+                clock.start();
                 few.end(isa);
+                clock.lap(Part::Writing);
             }
         }
     }

@@ -112,7 +112,7 @@ impl Level {
     }
 
     /// Runs `op` compiled for this level: the one match. The two numbers are the register tile, `NQ` vectors
-    /// of queries by `MR` keys or features; the bench `prefill` chose them.
+    /// of queries by `MR` keys or features; the bench `attention` chose them.
     pub(crate) fn dispatch<O: Op>(self, op: O) -> Result<O::Output, Error> {
         #[allow(unused_variables, reason = "each target uses some of the arms")]
         let unavailable = Error::LevelUnavailable { level: self };

@@ -29,10 +29,12 @@
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
 //! | `project.rs` | projections: inputs times weights packed once |
 //! | `rows.rs` | norms and rotary positions of rows |
+//! | `clock.rs` | where the time of a task goes |
 //! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
 
 mod block;
 mod call;
+mod clock;
 mod convert;
 mod decode;
 mod element;
@@ -59,6 +61,7 @@ mod tiles;
 mod view;
 
 pub use call::{Call, Position, Stage, Terms};
+pub use clock::{Part, ticks};
 pub use convert::convert;
 pub use element::{DType, Element, Stored};
 pub use error::Error;

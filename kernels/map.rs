@@ -28,7 +28,7 @@ impl Op for Map<'_, '_> {
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let ScoresTask { call, b, hk, tokens, heads: wanted, stage, out } = self.task;
         let (d, lk) = (call.q.shape()[3], call.k.shape()[2]);
-        let (memory, heads, _) = self.scratch.parts();
+        let (memory, heads, _, clock) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start);
         let empty = if stage == Stage::Weights { 0.0 } else { f32::NEG_INFINITY };
         heads.clear();
@@ -44,7 +44,8 @@ impl Op for Map<'_, '_> {
             }
         }
         let part = core::ptr::null_mut();
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span: 0..lk, part, tiles: false };
+        let (token, all) = (tokens.start, 0..lk);
+        let stack = Stack { call, b, hk, heads, token, span: all, part, tiles: false, clock };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);

@@ -171,6 +171,9 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
     }
 }
 
+/// Rows that a copy looks ahead: far apart, they are not fetched before they are asked for.
+const AHEAD: usize = 8;
+
 /// Copies `n` rows of K or V, from row `[b, h, token]` on and one stride apart, to compact f32 rows: widened,
 /// and integers multiplied by their scales.
 ///
@@ -198,6 +201,12 @@ unsafe fn copy_rows<I: Isa, C: Stored>(isa: I, x: &Tensor<'_>, row: [usize; 3], 
     let first = x.row(b, h, token);
     for j in 0..n {
         let (src, dst) = (first.wrapping_offset(j as isize * by_row), dst.wrapping_add(j * d));
+        if x.is_dense() && n > AHEAD {
+            let next = src.wrapping_offset(AHEAD as isize * by_row);
+            for byte in (0..d * size_of::<C>()).step_by(64) {
+                isa.prefetch_near(next.wrapping_add(byte));
+            }
+        }
         if x.is_dense() && d >= I::F32_LANES {
             for c in blocks(d, I::F32_LANES) {
                 // SAFETY: `c + LANES <= d`.

@@ -26,8 +26,8 @@
 
 use core::ops::Range;
 
-use crate::DType;
 use crate::block::{Action, Block, Buffers, Span, Stack};
+use crate::clock::Part;
 use crate::isa::Isa;
 use crate::join;
 use crate::level::Op;
@@ -37,17 +37,25 @@ use crate::scratch::Scratch;
 use crate::split::Task;
 use crate::tensor::Tensor;
 use crate::tile::Lines;
-use crate::{pairs, tiles};
+use crate::{Call, DType, pairs, tiles};
 
-/// Keys in a block: see the bench `prefill` for what others cost.
+/// Keys in a block. Over 21 shapes, D and Dv 32 to 256, 64 to 4096 queries and keys, the median speed with 32,
+/// 128 and 256 keys, in times of that with 64, is 0.96, 1.00 and 0.98 at AVX-512, with 32 and 128 it is 0.95
+/// and 1.00 at AVX2; nothing depends on D.
 pub(crate) const KEYS: usize = 64;
 const _: () = assert!(KEYS <= 64, "a mask has a bit for each key of a block");
 
-/// Query rows that share a block of keys.
-const ROWS: usize = 256;
+/// Query rows that share a block of keys, and where that is copied first, which takes as long as the products
+/// of 10 to 20 rows. In place, 128 and 512 rows have 0.98 and 1.00 of the speed of 256.
+const ROWS: [usize; 2] = [256, 512];
 
-/// Most blocks of rows that share a block of keys: `ROWS` at the narrowest tile.
-const BLOCKS: usize = ROWS / 8;
+/// Most blocks of rows that share a block of keys: 256 rows at the narrowest tile.
+const BLOCKS: usize = 32;
+
+/// Bytes from row to row up to which K and V are read in place: at 1536, in percent of the speed of compact
+/// rows, 103 rather than 96 at AVX-512 and the same 97 at AVX2; at 3072 no more than 98 rather than 97, and 89
+/// rather than 98 (D 64, 512 keys: the bench `layouts`).
+const NEAR: usize = 2048;
 
 /// Scratch for packed queries and outputs, in f32: with large heads fewer rows share a block of keys.
 const QUERY_SCRATCH: usize = 128 << 10;
@@ -67,7 +75,7 @@ impl Op for Prefill<'_, '_> {
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let Task { call, b, hk, tokens, keys: span, part, rows: out, after, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
-        let (memory, heads, leaked) = self.scratch.parts();
+        let (memory, heads, leaked, clock) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start); // `tokens` lie inside the batch entry
         heads.clear();
         heads.extend(call.open_heads(hk));
@@ -80,12 +88,13 @@ impl Op for Prefill<'_, '_> {
             }
         }
         let tiles = self.tiles;
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part, tiles };
+        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part, tiles, clock };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;
         let fitting = QUERY_SCRATCH / ((d + dv).max(1) * width);
-        let blocks = (ROWS / width).min(fitting).min(rows.div_ceil(width)).max(1);
+        let blocks =
+            (call.rows_of_a_task() / width).min(BLOCKS).min(fitting).min(rows.div_ceil(width)).max(1);
         let (copy_k, copy_v) = (needs_copy(&call.k, blocks), needs_copy(&call.v, blocks));
         // In tiles two bf16 take the place of an f32, but rows are whole tiles.
         let [in_tile, out_tile] = stack.tile_sizes();
@@ -131,9 +140,13 @@ impl Op for Prefill<'_, '_> {
                 for (x, block) in table.iter_mut().enumerate() {
                     let row = first + x * width;
                     *block = Block::new(row, width.min(stop - row));
-                    stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
+                    if visible.is_empty() {
+                        stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
+                        stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::End(&out));
+                    }
                 }
                 for keys in key_blocks(visible.clone()) {
+                    clock.start();
                     let [k, v] = if tiles {
                         let (start, head, mut shown) = (keys.start / KEYS * KEYS, [b, hk], u64::MAX);
                         if again {
@@ -155,9 +168,12 @@ impl Op for Prefill<'_, '_> {
                         }
                         [source(isa, &call.k, &stack, &keys, copy_k.then_some(kc.as_mut_ptr())), v]
                     };
-                    // The first block of rows finds K and V far away and asks for what comes next; in the
-                    // last step each block asks for the rows it will write and for queries of the next task.
-                    let last = keys.end == visible.end;
+                    clock.lap(Part::Packing);
+                    // The first block of rows finds K and V far away and asks for what comes next; in its
+                    // first step each block asks for the queries of the next block, in its last for the rows
+                    // that it will write right after. Far apart, all rows of a task would not find room in a
+                    // cache at a time.
+                    let (begin, last) = (keys.start == visible.start, keys.end == visible.end);
                     let follow = if last && stop == rows { after } else { None };
                     let (next_b, next_hk, next_keys) = match follow {
                         None => (b, hk, keys.end..visible.end.min(keys.end + KEYS)),
@@ -179,17 +195,23 @@ impl Op for Prefill<'_, '_> {
                         if last {
                             span.ahead[0][1] = stack.lines_of(block, &out);
                         }
-                        if let (Some(next), 1) = (follow, call.group) {
-                            let start = next.token + x * width;
-                            let queries = start..call.q_len(next.b).min(start + width);
+                        let row = block.row + block.count;
+                        if call.group == 1 && begin && row < stop {
+                            let start = tokens.start + row;
+                            span.ahead[1][1] = lines(&call.q, b, hk, start..end.min(start + width));
+                        } else if let (1, Some(next), true) = (call.group, follow, row == stop) {
+                            let queries = next.token..call.q_len(next.b).min(next.token + width);
                             span.ahead[1][1] = lines(&call.q, next.b, next.hk, queries);
                         }
+                        if begin {
+                            stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
+                        }
                         stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Step(&span));
+                        if last {
+                            stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::End(&out));
+                        }
                         span.ahead = [[Lines::NONE; 2]; 2];
                     }
-                }
-                for (x, block) in table.iter_mut().enumerate() {
-                    stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::End(&out));
                 }
             }
             if !again {
@@ -206,6 +228,13 @@ impl Op for Prefill<'_, '_> {
             // SAFETY: as above.
             unsafe { tiles::end() };
         }
+    }
+}
+
+impl Call<'_> {
+    /// Query rows, tokens times heads of a group, of a task that has no need to be smaller.
+    pub fn rows_of_a_task(&self) -> usize {
+        ROWS[usize::from(needs_copy(&self.k, 2) || needs_copy(&self.v, 2))]
     }
 }
 
@@ -235,7 +264,7 @@ fn lines(x: &Tensor<'_>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
 /// copy.
 #[inline(always)]
 pub(crate) fn needs_copy(x: &Tensor<'_>, blocks: usize) -> bool {
-    let far = 2 * x.shape()[3].max(32) * size_of::<f32>();
+    let far = (2 * x.shape()[3] * size_of::<f32>()).max(NEAR);
     let scattered = x.strides()[2].unsigned_abs() > far && blocks >= 2;
     x.dtype != DType::F32 || !x.is_dense() || scattered || !x.has_runs_of(KEYS)
 }

@@ -2,6 +2,8 @@
 
 use aligned_vec::{AVec, ConstAlign};
 
+use crate::clock::{Clock, Part};
+
 /// What one thread needs while it computes a task. Grows to the largest task it has met: below 1 MiB at any
 /// number of tokens for `D + Dv` up to 2048.
 #[derive(Debug)]
@@ -10,19 +12,46 @@ pub struct Scratch {
     records: AVec<f32, ConstAlign<64>>,
     heads: Vec<usize>,
     rows: Vec<usize>,
+    clock: Clock,
 }
 
 impl Scratch {
     /// Empty scratch; it allocates when first used.
     pub fn new() -> Self {
-        Self { memory: AVec::new(64), records: AVec::new(64), heads: Vec::new(), rows: Vec::new() }
+        let (heads, rows) = (Vec::new(), Vec::new());
+        Self { memory: AVec::new(64), records: AVec::new(64), heads, rows, clock: Clock::default() }
+    }
+
+    /// The same, which keeps the time of each part of the tasks that it serves.
+    pub fn timed() -> Self {
+        Self { clock: Clock::running(), ..Self::new() }
+    }
+
+    /// What it has kept, in the order of [`Part::ALL`], in the unit of [`ticks`](crate::ticks).
+    pub fn times(&self) -> [u64; Part::ALL.len()] {
+        self.clock.ticks()
     }
 
     /// Bytes held now.
     pub fn bytes(&self) -> usize {
         let lists = self.heads.capacity() + self.rows.capacity();
-        let floats = self.memory.len() + self.records.len();
+        let floats = self.memory.capacity() + self.records.capacity();
         floats * size_of::<f32>() + lists * size_of::<usize>()
+    }
+
+    /// Elements of its buffers, each at least as many as in `other`.
+    pub fn sizes_or(&self, other: [usize; 4]) -> [usize; 4] {
+        let Self { memory, records, heads, rows, .. } = self;
+        let sizes = [memory.len(), records.len(), heads.capacity(), rows.capacity()];
+        core::array::from_fn(|i| sizes[i].max(other[i]))
+    }
+
+    /// Grows its buffers to such sizes at least.
+    pub fn grow(&mut self, [memory, records, heads, rows]: [usize; 4]) {
+        let _: [_; 1] = Self::take(&mut self.memory, [memory]);
+        let _: [_; 1] = Self::take(&mut self.records, [records]);
+        self.heads.reserve_exact(heads.saturating_sub(self.heads.len()));
+        self.rows.reserve_exact(rows.saturating_sub(self.rows.len()));
     }
 
     /// Disjoint buffers of at least the given numbers of f32, each on a cache line of its own.
@@ -31,6 +60,7 @@ impl Scratch {
         let sizes = sizes.map(|n| n.next_multiple_of(16));
         let total = sizes.iter().sum();
         if memory.len() < total {
+            memory.reserve_exact(total - memory.len());
             memory.resize(total, 0.0);
         }
         let mut rest = &mut memory[..];
@@ -53,9 +83,9 @@ impl Scratch {
         floats.as_mut_ptr()
     }
 
-    /// The memory, and two lists: of heads and of rows.
-    pub(crate) fn parts(&mut self) -> (&mut Memory, &mut Vec<usize>, &mut Vec<usize>) {
-        (&mut self.memory, &mut self.heads, &mut self.rows)
+    /// The memory, two lists, of heads and of rows, and the clock.
+    pub(crate) fn parts(&mut self) -> (&mut Memory, &mut Vec<usize>, &mut Vec<usize>, &Clock) {
+        (&mut self.memory, &mut self.heads, &mut self.rows, &self.clock)
     }
 }
 

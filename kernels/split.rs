@@ -270,6 +270,23 @@ impl Tasks<'_> {
         self.grid.iter().product()
     }
 
+    /// Visible pairs of a task, about: what its time is in proportion to.
+    pub fn pairs(&self, number: usize) -> usize {
+        let (call, [b, _, block, span]) = (self.call, self.find(number));
+        let tokens = cut(0..call.q_len(b), self.tokens, block);
+        let (spans, pairs) = (call.spans(b).1, call.pairs(b, tokens.start, tokens.end));
+        match self.grid[3] {
+            1 => pairs,
+            _ => {
+                if span < spans {
+                    pairs.div_ceil(spans)
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
     /// The numbers of tasks that nobody has got yet.
     fn take(&self) -> Option<Range<usize>> {
         let next = |n: usize| (n < self.count()).then(|| self.count().min(n.saturating_add(self.run)));

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use headwise_kernels::{Call, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
 
 use crate::plan::{Plan, Run, Threads};
+use crate::workspace::{Scratches, Workspace};
 
 /// Attention with its options. [`Attention::new`] is plain `softmax(QKᵀ/√D)V`; every method adds one term of
 /// the formula at the [crate's top](crate) or says how to run it.
@@ -31,6 +32,7 @@ pub struct Attention<'a> {
     level: Option<Level>,
     precision: Precision,
     threads: Threads,
+    scratch: Option<&'a Scratches>,
 }
 
 /// How bf16 inputs are multiplied. Everything is summed in f32 either way.
@@ -151,10 +153,34 @@ impl<'a> Attention<'a> {
         self
     }
 
-    /// Computes on the calling thread alone. Without it the current rayon pool is used (the global one, or
-    /// the one whose `install` the call runs in); the result is the same to the bit.
+    /// Computes on the calling thread alone. Without it the current rayon pool is used: the global one, or
+    /// the one whose `install` the call runs in. The result is the same to the bit. Calls of less than about
+    /// 50 µs stay on the calling thread anyway.
+    ///
+    /// ```
+    /// # use headwise::{Attention, View, ViewMut};
+    /// # let (x, mut out) = ([1.0; 8], [0.0; 8]);
+    /// # let x = View::bhld(&x, [1, 1, 2, 4])?;
+    /// let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build()?;
+    /// let out = ViewMut::bhld(&mut out, [1, 1, 2, 4])?;
+    /// pool.install(|| Attention::new().run(x, x, x, out))?; // on this pool's threads, and no others
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sequential(mut self) -> Self {
         self.threads = Threads::Calling;
+        self
+    }
+
+    /// Computes in memory of the caller's, which one call after another can use, or several at a time.
+    /// Without it the memory stays with each thread that computes. A layer uses the workspace that it is
+    /// given itself.
+    pub fn workspace(self, workspace: &'a Workspace) -> Self {
+        self.scratch(&workspace.scratch)
+    }
+
+    /// The same for a part of it.
+    pub(crate) fn scratch(mut self, scratch: &'a Scratches) -> Self {
+        self.scratch = Some(scratch);
         self
     }
 
@@ -219,8 +245,14 @@ impl<'a> Attention<'a> {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let call = Call::new(q, k, k.first_features(0), &self.terms)?;
-        Plan::new(&call, self.resolve_level(&call)?, self.threads)?
-            .run_scores(&call, stage, heads, queries, out)
+        Plan::new(&call, self.resolve_level(&call)?, self.threads)?.run_scores(
+            &call,
+            stage,
+            heads,
+            queries,
+            out,
+            self.scratch,
+        )
     }
 
     /// What [`Attention::run`] would do with these arguments: the kernel, the tile, the split of the work.
@@ -250,7 +282,7 @@ impl<'a> Attention<'a> {
         if lse.is_none() && out.shape() == call.out_shape() && out.shape().contains(&0) {
             return Ok(()); // nothing to write, however much there would be to compute
         }
-        Plan::new(&call, level, self.threads)?.run(&call, out, lse)
+        Plan::new(&call, level, self.threads)?.run(&call, out, lse, self.scratch)
     }
 
     /// The level, if this processor has it. What tiles are of no use for is computed without.

@@ -62,6 +62,7 @@ mod tokens;
 pub mod torch;
 mod weights;
 
+pub use crate::workspace::Workspace;
 pub use block::{AttentionBlock, NormOrder};
 pub use cost::{Cost, CostShape};
 pub use heads::{MultiHead, MultiHeadConfig};
@@ -72,5 +73,5 @@ pub use norm::{Norm, NormKind};
 pub use relative::{Distances, RelativeBias};
 pub use rotary::{Pairing, Rotary, RotaryScaling};
 pub use scheme::Scheme;
-pub use tokens::{Tokens, Workspace};
+pub use tokens::Tokens;
 pub use weights::{Checkpoint, Tensor, TensorError, WeightsError};

@@ -48,6 +48,7 @@
 //! |---|---|
 //! | `attention.rs` | the options and the call |
 //! | `plan.rs` | splits the work into tasks and runs them on threads |
+//! | `workspace.rs` | memory that the caller owns |
 //! | `cache.rs` | keys and values kept between the steps of a model |
 //! | `layer.rs`, `layer/` | multi-head attention as a layer: projections, rotary positions, norms, PyTorch's semantics |
 //! | `merge.rs` | joins results over parts of the keys |
@@ -61,6 +62,7 @@ pub mod layer;
 mod merge;
 mod plan;
 pub mod reference;
+mod workspace;
 
 /// The README's example is a test.
 #[cfg(doctest)]
@@ -69,7 +71,10 @@ struct Readme;
 
 pub use attention::{Attention, Precision, alibi_slopes};
 pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
-pub use headwise_kernels::{DType, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
-pub use layer::{AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, Rotary, Tokens, Workspace};
+pub use headwise_kernels::{
+    DType, Element, Error, Level, Part, Position, Stage, Stored, Terms, View, ViewMut,
+};
+pub use layer::{AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, Rotary, Tokens};
 pub use merge::{Partial, merge};
 pub use plan::{Plan, Run, Threads};
+pub use workspace::Workspace;

@@ -14,6 +14,8 @@ use headwise_kernels::{
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 
+use crate::workspace::Scratches;
+
 /// Which threads compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Threads {
@@ -33,12 +35,28 @@ pub struct Run {
     pub threads: Threads,
 }
 
-/// Query rows (tokens times heads of a group) of a full task: while they are computed, a block of keys and
-/// values stays in the cache for all of them.
-const ROWS: usize = 256;
+/// Query rows (tokens times heads of a group) of a task, and the time that a row takes, in those of the
+/// largest: while a task is computed, a block of keys and values stays in the cache for all of its rows, and
+/// below 64 rows tiles are narrower (AVX-512, D 64 and 128, 512 and 2048 keys; at the other levels small
+/// tasks cost less).
+const SIZES: [(usize, f64); 6] = [(512, 1.0), (256, 1.0), (128, 1.0), (64, 1.03), (32, 1.2), (16, 1.6)];
 
-/// Below this many multiply-adds waking other threads costs more than it saves (about 50 µs on one core).
+/// Tasks a thread that even out what tasks differ in: with more of them none need be smaller.
+const ENOUGH: usize = 16;
+
+/// Below this many multiply-adds waking other threads costs more than it saves (about 50 µs on one core, at
+/// the usual levels). Two threads that are awake gain from about 15 µs on; one that sleeps takes some 60 µs
+/// to come.
 const SEQUENTIAL: usize = 2_000_000;
+
+/// The same at a level, by how fast it is.
+fn too_little(level: Level) -> usize {
+    match level {
+        Level::Scalar => SEQUENTIAL / 3,
+        Level::Amx => SEQUENTIAL * 2,
+        _ => SEQUENTIAL,
+    }
+}
 
 /// How a call is computed. See [`crate::Attention::plan`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,23 +77,21 @@ impl Plan {
         let nothing = b == 0 || hq == 0 || lq == 0;
         let (threads, why_threads) = match threads {
             Threads::Calling => (1, "asked for"),
-            Threads::Pool if call.work() < SEQUENTIAL => (1, "too little work to share"),
+            Threads::Pool if call.work() < too_little(level) => (1, "too little work to share"),
             Threads::Pool => (rayon::current_num_threads(), "the current rayon pool"),
         };
         // At most as many as there are rows, whose number fits.
         let blocks = |tokens| if nothing { 0 } else { b * hk * lq.div_ceil(tokens) };
-        // Four tasks a thread even out what tasks differ in; fewer rows than a quarter of a full task cost
-        // more in re-reading K and V than the evenness is worth.
-        let full = ROWS.div_ceil(call.group().max(1));
         let b = if nothing { 0 } else { b };
-        let (mut tokens, most) = (full, (0..b).map(|b| call.spans(b).1).max().unwrap_or(1));
+        let most = (0..b).map(|b| call.spans(b).1).max().unwrap_or(1);
+        let mut tokens = tokens(call, b, 1);
         let mut spans = Spans::Together;
         if threads > 1 && most > 1 && blocks(tokens) < 4 * threads {
             spans = Spans::Apart;
         }
         let each = if spans == Spans::Apart { most } else { 1 };
-        while threads > 1 && tokens > full.div_ceil(4) && blocks(tokens).saturating_mul(each) < 4 * threads {
-            tokens = tokens.div_ceil(2);
+        if each < 4 * threads {
+            tokens = self::tokens(call, b, threads);
         }
         let tasks = blocks(tokens).saturating_mul(each);
         let threads = threads.min(tasks.max(1));
@@ -85,7 +101,7 @@ impl Plan {
             kernels[usize::from(kernel == Kernel::Decode)] = Some(kernel);
         }
         // A few at a time, but enough left to even out.
-        let run = (tasks / (8 * threads)).clamp(1, 8);
+        let run = (tasks / (ENOUGH * threads)).clamp(1, 8);
         let split = Split { tokens, run, spans };
         let tile = level.tile()?;
         Ok(Self { level, dtypes: call.dtypes(), tile, kernels, split, tasks, threads, why_threads })
@@ -129,20 +145,14 @@ impl Plan {
         call: &Call<'_>,
         out: ViewMut<'_, T>,
         lse: Option<&mut [f32]>,
+        scratch: Option<&Scratches>,
     ) -> Result<(), Error> {
-        thread_local! {
-            // Taken out while in use: while this call waits, rayon may run another one on its thread.
-            static PARTS: Cell<Scratch> = Cell::default();
-        }
-        let mut parts = PARTS.take();
-        let result = (|| {
-            let tasks = call.split(self.split, out, lse, &mut parts)?;
-            self.each(&tasks)?;
+        with_parts(scratch, |parts| {
+            let tasks = call.split(self.split, out, lse, parts)?;
+            self.each(&tasks, scratch)?;
             tasks.finish();
             Ok(())
-        })();
-        PARTS.set(parts);
-        result
+        })
     }
 
     pub(crate) fn run_scores(
@@ -152,22 +162,73 @@ impl Plan {
         heads: Range<usize>,
         queries: Range<usize>,
         out: &mut [f32],
+        scratch: Option<&Scratches>,
     ) -> Result<(), Error> {
-        self.each(&call.split_scores(stage, heads, queries, out, self.split.tokens)?)
+        self.each(&call.split_scores(stage, heads, queries, out, self.split.tokens)?, scratch)
     }
 
     /// Computes all tasks. Each thread takes the next one when it is done with its last.
-    fn each(&self, tasks: &Tasks<'_>) -> Result<(), Error> {
-        share(self.threads, || with_scratch(|scratch| tasks.run_next(self.level, scratch)))
+    fn each(&self, tasks: &Tasks<'_>, scratch: Option<&Scratches>) -> Result<(), Error> {
+        share(self.threads, scratch, |scratch| tasks.run_next(self.level, scratch))
     }
 }
 
-/// Lends the thread's scratch, which is kept from call to call.
-pub(crate) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+/// Queries of a task, of `b` batch entries: the number that lets the threads be done first, by an estimate.
+fn tokens(call: &Call<'_>, b: usize, threads: usize) -> usize {
+    let mut best = (f64::INFINITY, 0);
+    for (rows, cost) in SIZES.into_iter().filter(|&(rows, _)| rows <= call.rows_of_a_task()) {
+        let tokens = rows.div_ceil(call.group().max(1));
+        let (mut tasks, mut total, [mut largest, mut last]) = (0, 0.0, [0.0; 2]);
+        for b in 0..b {
+            let end = call.q_len(b);
+            let task = |start: usize| call.pairs(b, start, end.min(start.saturating_add(tokens))) as f64;
+            tasks += call.kv_heads() * end.div_ceil(tokens);
+            total += (call.kv_heads() * call.pairs(b, 0, end)) as f64;
+            largest = [0, end / 2, end.saturating_sub(tokens)].map(task).into_iter().fold(largest, f64::max);
+            last = task(0);
+        }
+        // Like tasks go in rounds. Of others the last one starts when the threads have shared all the rest,
+        // and it is one between the largest and, under causal, the smallest.
+        let (rounds, t) = (tasks.div_ceil(threads) as f64 * largest, threads as f64);
+        let late = (largest + last) / 2.0 * (t - 1.0);
+        let listed = f64::max(largest, (total + late) / t);
+        let time = cost * rounds.min(listed);
+        if time < 0.98 * best.0 {
+            best = (time, tokens);
+        }
+        if threads == 1 || tasks >= ENOUGH * threads {
+            break;
+        }
+    }
+    best.1.max(1)
+}
+
+/// Lends scratch of the caller's, or the thread's, which is kept from call to call.
+fn with_scratch<R>(of_caller: Option<&Scratches>, f: impl FnOnce(&mut Scratch) -> R) -> R {
     thread_local! {
         static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
     }
-    SCRATCH.with_borrow_mut(f)
+    match of_caller {
+        Some(scratch) => scratch.lend(f),
+        None => SCRATCH.with_borrow_mut(f),
+    }
+}
+
+/// Lends memory for parts, likewise.
+fn with_parts<R>(of_caller: Option<&Scratches>, f: impl FnOnce(&mut Scratch) -> R) -> R {
+    thread_local! {
+        // Taken out while in use: while this call waits, rayon may run another one on its thread.
+        static PARTS: Cell<Scratch> = Cell::default();
+    }
+    match of_caller {
+        Some(scratch) => scratch.lend_parts(f),
+        None => {
+            let mut parts = PARTS.take();
+            let result = f(&mut parts);
+            PARTS.set(parts);
+            result
+        }
+    }
 }
 
 /// Threads for this many multiply-adds.
@@ -178,16 +239,25 @@ pub(crate) fn threads_for(threads: Threads, work: usize) -> usize {
     }
 }
 
-/// Calls `next` on some threads until it says that nothing is left.
-pub(crate) fn share(threads: usize, next: impl Fn() -> Result<bool, Error> + Sync) -> Result<(), Error> {
+/// Calls `next` on some threads, each with scratch, until it says that nothing is left.
+pub(crate) fn share(
+    threads: usize,
+    scratch: Option<&Scratches>,
+    next: impl Fn(&mut Scratch) -> Result<bool, Error> + Sync,
+) -> Result<(), Error> {
     let work = || {
-        while next()? {}
-        Ok(())
+        with_scratch(scratch, |scratch| {
+            while next(scratch)? {}
+            Ok(())
+        })
     };
     if threads <= 1 {
         return work();
     }
-    (0..threads).into_par_iter().with_max_len(1).try_for_each(|_| work())
+    scratch.inspect(|scratch| scratch.reserve(threads));
+    let result = (0..threads).into_par_iter().with_max_len(1).try_for_each(|_| work());
+    scratch.inspect(|scratch| scratch.even_out());
+    result
 }
 
 /// Calls `f` with the number of the first row and some rows of `data`, `width` each, on some threads.
@@ -204,3 +274,6 @@ pub(crate) fn share_rows(
     let each = rows.div_ceil(4 * threads);
     data.par_chunks_mut(each * width).enumerate().try_for_each(|(index, rows)| f(index * each, rows))
 }
+
+#[cfg(test)]
+mod balance;

@@ -1,8 +1,9 @@
-//! A call allocates nothing once its threads have met its like: a server calls every few milliseconds.
+//! A call allocates nothing once its threads, or the workspace lent to it, have met its like: a server calls
+//! every few milliseconds. A workspace dropped leaves nothing behind.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 use headwise::layer::{
     AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, NormOrder, Pairing, Rotary, Tokens,
@@ -11,10 +12,11 @@ use headwise::layer::{
 use headwise::{Attention, CacheShape, KvCache, View, ViewMut};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// The system's memory, and how often any thread has asked for some.
+/// The system's memory, how often any thread has asked for some, and how many bytes are out.
 struct Counted;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicIsize = AtomicIsize::new(0);
 
 #[global_allocator]
 static MEMORY: Counted = Counted;
@@ -23,17 +25,20 @@ static MEMORY: Counted = Counted;
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        BYTES.fetch_add(size as isize - layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's.
         unsafe { System.realloc(ptr, layout, size) }
     }
@@ -91,6 +96,14 @@ fn a_third_call_allocates_nothing() {
     for threads in [1, 2] {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         for way in ["plain", "packed", "paged"] {
+            let call = Mutex::new(&mut call);
+            pool.install(|| {
+                in_a_workspace(threads, [plain, terms], |attention, tokens| {
+                    (call.lock().unwrap())(attention, way, tokens);
+                })
+            });
+        }
+        for way in ["plain", "packed", "paged"] {
             for tokens in [1, lq] {
                 for attention in [plain, terms] {
                     // Twice on each thread by itself: which tasks a thread gets is up to chance.
@@ -109,6 +122,28 @@ fn a_third_call_allocates_nothing() {
             }
         }
         layers(&pool, threads);
+    }
+}
+
+/// The second call in a workspace allocates nothing, whichever threads get which tasks; and when the
+/// workspace is dropped, all that it took is free.
+fn in_a_workspace(threads: usize, kinds: [Attention<'_>; 2], call: impl Fn(&Attention<'_>, usize)) {
+    for (attention, tokens) in kinds.into_iter().flat_map(|kind| [(kind, 1), (kind, 96)]) {
+        for attention in [attention.sequential(), attention] {
+            let (what, before) =
+                (format!("{threads} threads, {tokens} tokens, {attention:?}"), BYTES.load(Ordering::Relaxed));
+            let workspace = Workspace::new();
+            let lent = attention.workspace(&workspace);
+            call(&lent, tokens);
+            let (held, taken) = (workspace.bytes(), BYTES.load(Ordering::Relaxed) - before);
+            for _ in 0..5 {
+                assert_eq!(count(|| call(&lent, tokens)), 0, "{what}");
+            }
+            assert_eq!(workspace.bytes(), held, "{what}");
+            assert!(held > 0 && held as isize <= taken && taken <= held as isize + 4096, "{what}: {taken}");
+            drop(workspace);
+            assert_eq!(BYTES.load(Ordering::Relaxed), before, "{what}");
+        }
     }
 }
 
@@ -139,17 +174,10 @@ fn layers(pool: &ThreadPool, threads: usize) {
                 block.forward_cached(tokens, &mut cache, attention, &mut workspace, out).unwrap();
             };
             let attention = Attention::new().causal();
-            {
-                let call = Mutex::new(&mut call);
-                pool.broadcast(|_| {
-                    let call = &mut *call.lock().unwrap();
-                    (0..2).for_each(|_| call(&attention.sequential()));
-                });
-            }
             pool.install(|| {
-                (0..2).for_each(|_| call(&attention));
-                let third = count(|| call(&attention));
-                assert_eq!(third, 0, "{threads} threads, {rows} rows, {order:?}");
+                call(&attention);
+                let second = count(|| call(&attention));
+                assert_eq!(second, 0, "{threads} threads, {rows} rows, {order:?}");
             });
         }
     }

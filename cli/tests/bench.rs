@@ -66,3 +66,28 @@ fn what_this_version_lacks_is_refused_by_name() {
     let level = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     assert!(run(["bench", "--level", level]).contains("not available on this processor"));
 }
+
+/// The parts of a call come to the whole, at every level of this machine.
+#[test]
+fn a_profile_accounts_for_the_time() {
+    let arguments = ["bench", "--profile", "--json", "--threads", "1", "--shape", "minilm"];
+    let levels = headwise::Level::available().flat_map(|level| ["--level", level.name()]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_headwise"));
+    let result = command.args(arguments).args(["--shape", "decode-short"]).args(levels).output();
+    let result = result.expect("the command starts");
+    assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+    let text = String::from_utf8(result.stdout).expect("text");
+    assert_eq!(text.lines().count(), 2 * headwise::Level::available().count());
+    for line in text.lines() {
+        let row: Value = serde_json::from_str(line).expect("JSON");
+        let shares =
+            row["percent"].as_object().expect("shares").values().map(|x| x.as_f64().expect("a number"));
+        assert!((99.0..101.0).contains(&shares.sum::<f64>()), "{row}");
+        let share = |part: &str| row["percent"][part].as_f64().expect("a number");
+        assert!(
+            ["scores", "softmax", "values", "packing", "writing"].iter().all(|part| share(part) > 0.0),
+            "{row}"
+        );
+        assert!(share("unaccounted") < 50.0 && row["median_ms"].as_f64() > Some(0.0), "{row}");
+    }
+}

@@ -8,9 +8,10 @@
 
 use headwise_kernels::{Error, Stored, Then};
 
+use super::Workspace;
 use super::heads::MultiHead;
 use super::norm::Norm;
-use super::tokens::{Tokens, Workspace, buffer};
+use super::tokens::{Tokens, buffer};
 use crate::{Attention, KvCache};
 
 /// Where the norm of a block stands.

@@ -2,10 +2,11 @@
 
 use headwise_kernels::{Error, Stored, Then};
 
+use super::Workspace;
 use super::linear::{Linear, project};
 use super::norm::Norm;
 use super::rotary::Rotary;
-use super::tokens::{Tokens, Workspace, buffer};
+use super::tokens::{Tokens, buffer};
 use crate::attention::resolve_level;
 use crate::plan::{self, Run};
 use crate::{Attention, KvCache};
@@ -236,13 +237,14 @@ impl MultiHead {
             let (got, expected) = (x.batch(), cache.map_or(0, |cache| cache.lens().len()));
             return Err(Error::Length { argument: "x", got, expected });
         }
-        let Workspace { q, k, v, heads: joined, .. } = workspace;
+        let Workspace { q, k, v, heads: joined, scratch, .. } = workspace;
         let q = buffer(q, x.rows(), heads * d_k)?;
         let k = buffer(k, keys.rows(), kv_heads * d_k)?;
         let v = buffer(v, values.rows(), kv_heads * d_v)?;
         let joined = buffer(joined, x.rows(), heads * d_v)?;
         project(
             on,
+            Some(scratch),
             [
                 self.q.job(x.data(), Then::Store, q),
                 self.k.job(keys.data(), Then::Store, k),
@@ -257,6 +259,7 @@ impl MultiHead {
             Some(scale) if attention.terms().scale.is_none() => attention.scale(scale),
             _ => *attention,
         };
+        let attention = attention.scratch(scratch);
         let (k, v) = (keys.view(k, kv_heads, d_k)?, values.view(v, kv_heads, d_v)?);
         let to = x.view_mut(joined, heads, d_v)?;
         let q = x.view(q, heads, d_k)?;
@@ -272,7 +275,7 @@ impl MultiHead {
                 }
             }
         }
-        project(on, [self.out.job(joined, then, out)])
+        project(on, Some(scratch), [self.out.job(joined, then, out)])
     }
 
     /// Norm and rotary positions of queries or keys, in place.

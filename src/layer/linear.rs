@@ -4,6 +4,7 @@ use headwise_kernels::{Error, Projection, Projections, Then, WeightLayout, Weigh
 
 use crate::attention::resolve_level;
 use crate::plan::{self, Run};
+use crate::workspace::Scratches;
 
 /// A linear map from `inputs` to `outputs` features, with or without a bias. Its weights are packed when it
 /// is made, so that calls with few rows cost no more than reading them once.
@@ -100,7 +101,7 @@ impl Linear {
     /// # Errors
     /// [`Error::Length`] if a slice does not fit, [`Error::LevelUnavailable`].
     pub fn forward(&self, x: &[f32], then: Then<'_>, run: Run, out: &mut [f32]) -> Result<(), Error> {
-        project(run, [self.job(x, then, out)])
+        project(run, None, [self.job(x, then, out)])
     }
 
     pub(crate) fn job<'a>(&'a self, x: &'a [f32], then: Then<'a>, out: &'a mut [f32]) -> Projection<'a> {
@@ -111,11 +112,15 @@ impl Linear {
 /// Reading a weight costs as much as about this many multiply-adds.
 const READ: usize = 8;
 
-/// Computes some projections side by side.
-pub(crate) fn project<const N: usize>(run: Run, projections: [Projection<'_>; N]) -> Result<(), Error> {
+/// Computes some projections side by side, in the given scratch or the threads' own.
+pub(crate) fn project<const N: usize>(
+    run: Run,
+    scratch: Option<&Scratches>,
+    projections: [Projection<'_>; N],
+) -> Result<(), Error> {
     let level = resolve_level(run.level)?;
     let work = projections.iter().map(|p| p.weights.inputs() * (p.out.len() + READ * p.weights.outputs()));
     let threads = plan::threads_for(run.threads, work.fold(0, usize::saturating_add));
     let projections = Projections::new(projections, threads)?;
-    plan::share(threads, || plan::with_scratch(|scratch| projections.run_next(level, scratch)))
+    plan::share(threads, scratch, |scratch| projections.run_next(level, scratch))
 }

@@ -165,32 +165,6 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// The memory between a layer's projections and its attention. It grows to the largest call it has met; one
-/// may serve all layers of a model in turn.
-#[derive(Debug, Clone, Default)]
-pub struct Workspace {
-    pub(crate) q: Vec<f32>,
-    pub(crate) k: Vec<f32>,
-    pub(crate) v: Vec<f32>,
-    /// What the heads give, `[rows, heads, d_v]`.
-    pub(crate) heads: Vec<f32>,
-    /// Normalised rows.
-    pub(crate) normed: Vec<f32>,
-}
-
-impl Workspace {
-    /// An empty workspace; it allocates when first used.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Bytes held now.
-    pub fn bytes(&self) -> usize {
-        let Self { q, k, v, heads, normed } = self;
-        [q, k, v, heads, normed].iter().map(|buffer| buffer.capacity() * size_of::<f32>()).sum()
-    }
-}
-
 /// At least `rows * width` numbers, of which those are returned.
 pub(crate) fn buffer(memory: &mut Vec<f32>, rows: usize, width: usize) -> Result<&mut [f32], Error> {
     let shape = [1, 1, rows, width];

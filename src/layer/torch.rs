@@ -21,6 +21,7 @@ use headwise_kernels::{Error, Stage, Then, View, ViewMut};
 use super::heads::{MultiHead, MultiHeadConfig};
 use super::linear::{Linear, project};
 use super::tokens::buffer;
+use crate::workspace::Scratches;
 use crate::{Attention, Run};
 
 /// Which axis of the inputs and outputs comes first.
@@ -84,6 +85,7 @@ pub struct TorchWorkspace {
     shown: Vec<bool>,
     added: Vec<f32>,
     weights: Vec<f32>,
+    scratch: Scratches,
 }
 
 /// A [`MultiHead`] with the calling conventions and the extra slots of `nn.MultiheadAttention`.
@@ -181,7 +183,7 @@ impl TorchMultihead {
         expect("value", call.value.len(), b * s * wv.inputs())?;
         let keys = s + usize::from(self.bias.is_some());
 
-        let TorchWorkspace { q, k, v, heads: joined, shown, added, weights: scores } = workspace;
+        let TorchWorkspace { q, k, v, heads: joined, shown, added, weights: scores, scratch } = workspace;
         let q = buffer(q, b * l, heads * d_k)?;
         let k = buffer(k, b * keys, kv_heads * d_k)?;
         let v = buffer(v, b * keys, kv_heads * d_v)?;
@@ -192,13 +194,13 @@ impl TorchMultihead {
             wk.job(call.key, Then::Store, &mut k[..rows * kv_heads * d_k]),
             wv.job(call.value, Then::Store, &mut v[..rows * kv_heads * d_v]),
         ];
-        project(run, jobs)?;
+        project(run, Some(scratch), jobs)?;
         if let Some([bias_k, bias_v]) = &self.bias {
             self.insert(k, bias_k, [b, s]);
             self.insert(v, bias_v, [b, s]);
         }
         // Visible keys, and the mask as what is added: -inf hides a pair.
-        let mut attention = Attention::new().on(run);
+        let mut attention = Attention::new().on(run).scratch(scratch);
         if let Some(blocked) = call.blocked_keys {
             expect("blocked_keys", blocked.len(), b * s)?;
             shown.clear();
@@ -240,7 +242,7 @@ impl TorchMultihead {
         let to = ViewMut::new(joined, 0, [b, heads, l, d_v], self.strides([b, l, heads, d_v]))?;
         attention.run(q, k, v, to)?;
         self.weigh(&attention, [q, k], weights, scores)?;
-        project(run, [wo.job(joined, Then::Store, out)])
+        project(run, Some(scratch), [wo.job(joined, Then::Store, out)])
     }
 
     /// Strides of the axes batch, head, token, feature where a buffer of the given sizes (batch, tokens,

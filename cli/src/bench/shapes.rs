@@ -1,76 +1,22 @@
-//! The named shapes, their inputs, and the rows of the f64 reference that every result is checked against.
+//! The inputs of the named shapes, and the rows of the f64 reference that every result is checked against.
 
 use std::sync::Arc;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
-use headwise::{Attention, DType, Element, Level, Position, Stored, Terms, View, ViewMut, reference};
+use headwise::{
+    Attention, DType, Element, Level, Position, Stored, Terms, View, ViewMut, Workspace, reference,
+};
 
 use super::buffer::Buffer;
+use super::named::Shape;
 use crate::Failure;
-
-/// The sizes of a problem: `B x Hq/Hk x Lq x Lk x D`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub name: &'static str,
-    pub b: usize,
-    pub hq: usize,
-    pub hk: usize,
-    pub lq: usize,
-    pub lk: usize,
-    pub d: usize,
-    pub causal: bool,
-}
-
-#[rustfmt::skip]
-pub(crate) const SHAPES: [Shape; 15] = [
-    Shape { name: "bert",         b: 8,  hq: 12, hk: 12, lq: 128,  lk: 128,   d: 64,  causal: false },
-    Shape { name: "classic",      b: 1,  hq: 8,  hk: 8,  lq: 512,  lk: 512,   d: 64,  causal: false },
-    Shape { name: "prefill",      b: 1,  hq: 32, hk: 8,  lq: 2048, lk: 2048,  d: 128, causal: true },
-    Shape { name: "long",         b: 1,  hq: 8,  hk: 8,  lq: 8192, lk: 8192,  d: 64,  causal: false },
-    Shape { name: "long-causal",  b: 1,  hq: 8,  hk: 8,  lq: 8192, lk: 8192,  d: 64,  causal: true },
-    Shape { name: "vit",          b: 4,  hq: 12, hk: 12, lq: 197,  lk: 197,   d: 64,  causal: false },
-    Shape { name: "minilm",       b: 16, hq: 12, hk: 12, lq: 64,   lk: 64,    d: 32,  causal: false },
-    Shape { name: "cross",        b: 1,  hq: 8,  hk: 8,  lq: 77,   lk: 4096,  d: 40,  causal: false },
-    Shape { name: "decode",       b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 4096,  d: 128, causal: false },
-    Shape { name: "decode-batch", b: 16, hq: 32, hk: 8,  lq: 1,    lk: 1024,  d: 128, causal: false },
-    Shape { name: "decode-long",  b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 65536, d: 128, causal: false },
-    Shape { name: "decode-mha",   b: 1,  hq: 32, hk: 32, lq: 1,    lk: 4096,  d: 128, causal: false },
-    Shape { name: "decode-mqa",   b: 1,  hq: 32, hk: 1,  lq: 1,    lk: 16384, d: 128, causal: false },
-    Shape { name: "decode-short", b: 1,  hq: 32, hk: 8,  lq: 1,    lk: 512,   d: 128, causal: false },
-    Shape { name: "speculate",    b: 1,  hq: 32, hk: 8,  lq: 4,    lk: 4096,  d: 128, causal: true },
-];
-
-impl Shape {
-    pub fn parse(name: &str) -> Result<Self, String> {
-        SHAPES
-            .into_iter()
-            .find(|shape| shape.name == name)
-            .ok_or_else(|| format!("the shapes are {}", SHAPES.map(|shape| shape.name).join(", ")))
-    }
-
-    /// Two for every multiply-add of the two products, over the visible pairs.
-    pub fn flop(&self) -> f64 {
-        let hidden = if self.causal { self.lq * (self.lq - 1) / 2 } else { 0 };
-        (4 * self.b * self.hq * (self.lq * self.lk - hidden) * self.d) as f64
-    }
-
-    /// Numbers in K, and as many in V.
-    fn keys(&self) -> usize {
-        self.b * self.hk * self.lk * self.d
-    }
-
-    /// Whether a call is about reading K and V: with few queries.
-    pub fn is_reading(&self) -> bool {
-        self.lq <= 4
-    }
-}
 
 /// A shape with its inputs, uniform in [-1, 1] and rounded to their type, and some rows of the right answer.
 pub(crate) trait Case: Send {
     fn shape(&self) -> Shape;
-    /// One call of the library, on the current pool.
-    fn attention(&mut self, level: Level) -> Result<(), headwise::Error>;
+    /// One call of the library, on the current pool, in a workspace or the threads' own memory.
+    fn attention(&mut self, level: Level, workspace: Option<&Workspace>) -> Result<(), headwise::Error>;
     /// Q, K and V, and the output, if they are f32.
     fn parts(&mut self) -> Option<([&[f32]; 3], &mut [f32])>;
     /// K and V in memory.
@@ -81,6 +27,17 @@ pub(crate) trait Case: Send {
     fn max_error(&self) -> f64;
     /// What it may be.
     fn error_limit(&self) -> f64;
+
+    /// An error if the output, by the means named, is wrong.
+    fn check(&self, by: &str) -> Result<(), Failure> {
+        let (name, error, limit) = (self.shape().name, self.max_error(), self.error_limit());
+        match error <= limit {
+            true => Ok(()),
+            false => {
+                Err(Failure::wrong(format!("{name} by {by}: the error {error:.2e} exceeds {limit:.0e}")))
+            }
+        }
+    }
 }
 
 /// A case for each shape. `i8` means integers for K and V and f32 for Q.
@@ -173,9 +130,10 @@ impl<T: Element + Pod, C: Stored + Pod> Case for Inputs<T, C> {
         self.shape
     }
 
-    fn attention(&mut self, level: Level) -> Result<(), headwise::Error> {
+    fn attention(&mut self, level: Level, workspace: Option<&Workspace>) -> Result<(), headwise::Error> {
         let Shape { b, hq, hk, lq, lk, d, causal, .. } = self.shape;
         let attention = if causal { Attention::new().causal() } else { Attention::new() };
+        let attention = workspace.map_or(attention, |workspace| attention.workspace(workspace));
         let [k, v] = [0, 1].map(|side| self.kv.view(side, 0, [b, hk, lk, d]));
         let q = View::bhld(&self.q, [b, hq, lq, d])?;
         attention.level(level).run(q, k?, v?, ViewMut::bhld(&mut self.out, [b, hq, lq, d])?)
