@@ -120,8 +120,17 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
         );
         if count > 0 {
-            let stack =
-                Stack { call, b, hk, heads, token: tokens.start, span: span.clone(), part, tiles: false };
+            let stack = Stack {
+                call,
+                b,
+                hk,
+                heads,
+                token: tokens.start,
+                span: span.clone(),
+                part,
+                tiles: false,
+                statistics: None,
+            };
             let mut few = Few {
                 call,
                 b,

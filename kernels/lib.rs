@@ -22,11 +22,13 @@
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
 //! | `statistics.rs` | what a row looks like, in numbers, in the fused pass |
+//! | `received.rs` | what each key receives from all rows |
+//! | `divergence.rs` | how far two rows of weights are apart |
 //! | `tile.rs` | the register tile: the inner loop of both products |
 //! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles, and what they read |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
-//! | `exp.rs` | exp and tanh |
+//! | `exp.rs` | exp, ln and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
 //! | `project.rs` | projections: inputs times weights packed once |
 //! | `rows.rs` | norms and rotary positions of rows |
@@ -36,6 +38,7 @@ mod block;
 mod call;
 mod convert;
 mod decode;
+mod divergence;
 mod element;
 mod error;
 mod exp;
@@ -50,6 +53,7 @@ mod pairs;
 mod prefill;
 mod products;
 mod project;
+mod received;
 mod rows;
 mod scratch;
 mod split;
@@ -62,13 +66,14 @@ mod view;
 
 pub use call::{Call, Position, Stage, Terms};
 pub use convert::convert;
+pub use divergence::divergence;
 pub use element::{DType, Element, Stored};
 pub use error::Error;
 pub use level::Level;
-pub use measure::{exp, fma, read, tanh};
+pub use measure::{exp, fma, ln, read, tanh};
 pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
 pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
-pub use statistics::RowStatistics;
+pub use statistics::{Observe, RowStatistics};
 pub use view::{View, ViewMut};

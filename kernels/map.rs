@@ -44,7 +44,17 @@ impl Op for Map<'_, '_> {
             }
         }
         let part = core::ptr::null_mut();
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span: 0..lk, part, tiles: false };
+        let stack = Stack {
+            call,
+            b,
+            hk,
+            heads,
+            token: tokens.start,
+            span: 0..lk,
+            part,
+            tiles: false,
+            statistics: None,
+        };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);
@@ -59,6 +69,7 @@ impl Op for Map<'_, '_> {
             ml: ml.as_mut_ptr().cast(),
             st: st.as_mut_ptr().cast(),
             extra: extra.as_mut_ptr().cast(),
+            sums: core::ptr::null_mut(),
         };
         for row in (0..rows).step_by(width) {
             let mut block = Block::new(row, width.min(rows - row));

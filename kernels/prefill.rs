@@ -35,6 +35,7 @@ use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
 use crate::split::Task;
+use crate::statistics::SUMS;
 use crate::tensor::Tensor;
 use crate::tile::Lines;
 use crate::{pairs, tiles};
@@ -79,8 +80,8 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        let tiles = self.tiles;
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part, tiles };
+        let (tiles, statistics) = (self.tiles, out.statistics);
+        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part, tiles, statistics };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;
@@ -90,7 +91,7 @@ impl Op for Prefill<'_, '_> {
         // In tiles two bf16 take the place of an f32, but rows are whole tiles.
         let [in_tile, out_tile] = stack.tile_sizes();
         let (q_rows, o_rows) = if tiles { (in_tile / 2, out_tile) } else { (d, dv) };
-        let [qt, ot, ml, st, extra, kc, vc] = Scratch::take(
+        let [qt, ot, ml, st, extra, kc, vc, sums] = Scratch::take(
             memory,
             [
                 blocks * q_rows * width,
@@ -100,6 +101,7 @@ impl Op for Prefill<'_, '_> {
                 if call.is_masked() { KEYS * width } else { 0 },
                 if tiles { KEYS * in_tile / 2 } else { KEYS * d },
                 if tiles { KEYS * out_tile / 2 } else { KEYS * dv },
+                if statistics.is_some() { blocks * SUMS * width } else { 0 },
             ],
         );
         if tiles {
@@ -112,6 +114,7 @@ impl Op for Prefill<'_, '_> {
             ml: ml.as_mut_ptr().wrapping_add(block * 2 * width).cast(),
             st: st.as_mut_ptr().cast(),
             extra: extra.as_mut_ptr().cast(),
+            sums: sums.as_mut_ptr().wrapping_add(block * SUMS * width).cast(),
         };
 
         let mut next = 0;

@@ -219,8 +219,7 @@ impl<'a> Attention<'a> {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let call = Call::new(q, k, k.first_features(0), &self.terms)?;
-        Plan::new(&call, self.resolve_level(&call)?, self.threads)?
-            .run_scores(&call, stage, heads, queries, out)
+        self.plan_of(&call)?.run_scores(&call, stage, heads, queries, out)
     }
 
     /// What [`Attention::run`] would do with these arguments: the kernel, the tile, the split of the work.
@@ -233,8 +232,7 @@ impl<'a> Attention<'a> {
         k: View<'a, C>,
         v: View<'a, C>,
     ) -> Result<Plan, Error> {
-        let call = Call::new(q, k, v, &self.terms)?;
-        Plan::new(&call, self.resolve_level(&call)?, self.threads)
+        self.plan_of(&Call::new(q, k, v, &self.terms)?)
     }
 
     fn compute<T: Element, C: Stored>(
@@ -264,6 +262,11 @@ impl<'a> Attention<'a> {
     pub(crate) fn on(mut self, run: Run) -> Self {
         (self.level, self.threads) = (run.level, run.threads);
         self
+    }
+
+    /// How a call is computed.
+    pub(crate) fn plan_of(&self, call: &Call<'_>) -> Result<Plan, Error> {
+        Plan::new(call, self.resolve_level(call)?, self.threads)
     }
 
     /// What it runs on.

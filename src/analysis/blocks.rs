@@ -56,3 +56,13 @@ pub(super) fn each<'a, T: Element, C: Stored>(
     }
     Ok(())
 }
+
+/// Zeros, or an error where there is no room for them.
+pub(super) fn zeros<T: Clone + Default>(argument: &'static str, shape: [usize; 4]) -> Result<Vec<T>, Error> {
+    let too_large = Error::TooLarge { argument, shape };
+    let n = shape.iter().try_fold(1, |n: usize, &size| n.checked_mul(size)).ok_or(too_large.clone())?;
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(n).map_err(|_| too_large)?;
+    zeros.resize(n, T::default());
+    Ok(zeros)
+}

@@ -106,7 +106,7 @@ pub fn tokens<'a, T: Element, C: Stored>(
         let expected = b.saturating_mul(lk);
         return Err(Error::Length { argument: "tokens", got: tokens.len(), expected });
     }
-    let mut patterns = vec![TokenPatterns::default(); heads];
+    let mut patterns: Vec<TokenPatterns> = blocks::zeros("patterns", [heads, 1, 1, 1])?;
     // Of each token the last key before it with the same one.
     let mut before = vec![None; tokens.len()];
     for (tokens, before) in tokens.chunks(lk.max(1)).zip(before.chunks_mut(lk.max(1))) {
@@ -197,7 +197,7 @@ pub fn pairs<'a, T: Element, C: Stored>(
             }
         }
     }
-    let mut scores = vec![PairScore::default(); heads];
+    let mut scores: Vec<PairScore> = blocks::zeros("scores", [heads, 1, 1, 1])?;
     if pairs.is_empty() {
         return Ok(scores);
     }

@@ -1,9 +1,10 @@
 //! How alike the heads of a layer are, and an order that puts like beside like.
 
-use headwise_kernels::{Element, Error, Stored, View};
+use headwise_kernels::{Call, Element, Error, Level, Stored, View, divergence};
 
-use super::blocks;
-use crate::Attention;
+use super::blocks::{self, Block};
+use crate::attention::resolve_level;
+use crate::{Attention, plan};
 
 /// A number for each pair of heads, symmetric, `[heads, heads]`.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,7 +14,7 @@ pub struct HeadMatrix {
 }
 
 impl HeadMatrix {
-    /// Of whole numbers' square, row by row; the upper half counts.
+    /// From `heads * heads` values, row by row; of a pair the one above the diagonal counts.
     ///
     /// # Errors
     /// [`Error::Length`] unless there are `heads * heads` values.
@@ -83,21 +84,29 @@ impl JensenShannon {
         q: View<'a, T>,
         k: View<'a, C>,
     ) -> Result<Self, Error> {
-        let [batch, heads, ..] = q.shape();
-        let pairs = heads.saturating_mul(heads.saturating_sub(1)) / 2;
-        let (mut sums, mut rows) = (vec![0.0; pairs], vec![0; pairs]);
+        let ([batch, heads, ..], on) = (q.shape(), attention.runs_on());
+        let shape = [heads, heads.saturating_sub(1), 1, 1];
+        let mut sums: Vec<f64> = blocks::zeros("pairs", shape)?;
+        let pairs = sums.len() / 2;
+        sums.truncate(pairs);
+        let mut rows = vec![0; pairs];
+        let (level, mut distances) = (resolve_level(on.level)?, Vec::new());
         blocks::each(attention, q, k, heads.max(1), |call, block| {
-            for b in 0..batch {
-                for i in block.queries.start..block.queries.end.min(call.q_len(b)) {
-                    let all: Vec<&[f32]> = (0..heads).map(|head| block.row(b, head, i)).collect();
-                    let len = call.kv_len(b);
-                    let sees: Vec<bool> = all.iter().map(|row| row.iter().any(|&p| p > 0.0)).collect();
-                    for (pair, (a, b)) in each_pair(heads).enumerate() {
-                        if sees[a] && sees[b] {
-                            sums[pair] += divergence(&all[a][..len], &all[b][..len]).max(0.0).sqrt();
-                            rows[pair] += 1;
-                        }
-                    }
+            // The distances of each row of the block, which are added in their order.
+            let all = batch * block.queries.len();
+            distances.resize(all * pairs, 0.0);
+            let threads = plan::threads_for(on.threads, COST * distances.len() * call.keys_axis());
+            plan::share_rows(threads, &mut distances, pairs, |first, distances| {
+                for (at, distances) in distances.chunks_exact_mut(pairs.max(1)).enumerate() {
+                    let (b, i) = ((first + at) % batch, block.queries.start + (first + at) / batch);
+                    apart(level, call, block, [b, i], distances)?;
+                }
+                Ok(())
+            })?;
+            for row in distances.chunks_exact(pairs.max(1)) {
+                for ((sum, rows), &x) in sums.iter_mut().zip(&mut rows).zip(row).filter(|(_, x)| **x >= 0.0) {
+                    *sum += f64::from(x);
+                    *rows += 1;
                 }
             }
             Ok(())
@@ -128,22 +137,35 @@ impl JensenShannon {
     }
 }
 
-/// The square of the distance, in bits.
-fn divergence(p: &[f32], q: &[f32]) -> f64 {
-    let mut sums = [0.0; 3];
-    for (&p, &q) in p.iter().zip(q) {
-        let (p, q) = (f64::from(p), f64::from(q));
-        sums[0] += term(p, q);
-        sums[1] += p;
-        sums[2] += q;
-    }
-    (sums[0] + term((1.0 - sums[1]).max(0.0), (1.0 - sums[2]).max(0.0))) / (2.0 * std::f64::consts::LN_2)
-}
+/// Multiply-adds that a key of two heads costs.
+const COST: usize = 4;
 
-/// `p ln(p / m) + q ln(q / m)` for the mean `m` of both.
-fn term(p: f64, q: f64) -> f64 {
-    let part = |p: f64, q: f64| if p > 0.0 { p * (2.0 * p / (p + q)).ln() } else { 0.0 };
-    part(p, q) + part(q, p)
+/// The distances of each two heads in a row of a block; -1 where one of them sees nothing.
+fn apart(
+    level: Level,
+    call: &Call<'_>,
+    block: &Block<'_>,
+    [b, i]: [usize; 2],
+    distances: &mut [f32],
+) -> Result<(), Error> {
+    let len = if i < call.q_len(b) { call.kv_len(b) } else { 0 };
+    let rows: Vec<&[f32]> = block.heads.clone().map(|head| &block.row(b, head, i)[..len]).collect();
+    let sees: Vec<bool> = rows.iter().map(|row| row.iter().any(|&p| p > 0.0)).collect();
+    // What the keys lack to 1 is the sink's.
+    let sink = |row: &&[f32]| {
+        let keys: f64 = row.iter().map(|&p| f64::from(p)).sum();
+        call.terms().sinks.map_or(0.0, |_| (1.0 - keys).max(0.0) as f32)
+    };
+    let sinks: Vec<f32> = rows.iter().map(sink).collect();
+    for (distance, (x, y)) in distances.iter_mut().zip(each_pair(rows.len())) {
+        *distance = -1.0;
+        if sees[x] && sees[y] {
+            let keys = divergence(level, rows[x], rows[y])?;
+            let sink = divergence(level, &[sinks[x]], &[sinks[y]])?;
+            *distance = ((keys + sink) / std::f64::consts::LN_2).sqrt().min(1.0) as f32;
+        }
+    }
+    Ok(())
 }
 
 /// The pairs of different heads: `(0, 1), (0, 2), .. (1, 2), ..`

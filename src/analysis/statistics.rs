@@ -18,10 +18,12 @@
 //! hidden do not. With a sink the weights of the keys sum to less than 1. The sink is one more key, without
 //! index, place and value: its weight counts in the entropy, its presence in `n`, and in nothing else.
 
+use std::cell::Cell;
 use std::fmt;
 
-use headwise_kernels::{Call, Element, Error, RowStatistics, Stored, View, ViewMut};
+use headwise_kernels::{Call, Element, Error, Observe, RowStatistics, Stored, View, ViewMut};
 
+use super::blocks::zeros;
 use crate::Attention;
 
 /// What [`HeadStatistics`] and [`RowStatistics`] tell; see the fields of the latter for how each is defined.
@@ -235,68 +237,76 @@ impl<'a> Attention<'a> {
         options: &StatisticsOptions<'_>,
     ) -> Result<Statistics, Error> {
         let call = Call::new(q, k, v, self.terms())?;
-        let ([b, hq, lq, _], lk) = (call.out_shape(), call.keys_axis());
-        if let Some(special) = options.special
-            && special.len() != b * lk
-        {
-            return Err(Error::Length { argument: "special", got: special.len(), expected: b * lk });
+        let ([b, hq, ..], lk) = (call.out_shape(), call.keys_axis());
+        let mut entries = zeros("entries", [b, hq, 1, 1])?;
+        let plan = self.plan_of(&call)?;
+        let states = if options.received { call.rows() } else { 0 };
+        let mut states = zeros("states", [states, 1, 1, 1])?;
+        let compute = |rows: &mut [RowStatistics]| {
+            let states = options.received.then_some(&mut states[..]);
+            let observe = Observe { rows: &mut *rows, special: options.special, states };
+            plan.run_with_statistics(&call, out, observe)?;
+            sum(&call, options, rows, &mut entries);
+            Ok(())
+        };
+        let mut rows = None;
+        if options.rows {
+            compute(rows.insert(zeros("rows", [call.rows(), 1, 1, 1])?))?;
+        } else {
+            with_kept(call.rows(), compute)?;
         }
-        let mut rows = vec![RowStatistics::default(); call.rows()];
-        let mut received = vec![0.0; if options.received { b * hq * lk } else { 0 }];
-        self.run(q, k, v, out)?;
-        let reference = super::reference::statistics(q, k, v, self.terms(), options.special)?;
-        for (at, row) in reference.rows.iter().enumerate() {
-            let (b, h, i) = (at / (hq * lq), at / lq % hq, at % lq);
-            if i < call.q_len(b) {
-                let x = row.numbers.map(|x| x as f32);
-                rows[call.row_index(b, h, i)] = RowStatistics {
-                    entropy: x[0],
-                    normalised_entropy: x[1],
-                    largest: x[2],
-                    first: x[3],
-                    special: x[4],
-                    distance: x[5],
-                    absolute_distance: x[6],
-                    diagonal: x[7],
-                    previous: x[8],
-                    next: x[9],
-                    norm: x[10],
-                    largest_key: row.largest_key as u32,
-                    keys: row.keys as u32,
-                };
-            }
+        let mut received = None;
+        if options.received {
+            plan.run_received(&call, &states, received.insert(zeros("received", [b, hq, lk, 1])?))?;
         }
-        received.iter_mut().zip(&reference.received).for_each(|(to, x)| *to = *x as f32);
-        let entries = entries(&call, options, &rows);
-        let (rows, received) = (options.rows.then_some(rows), options.received.then_some(received));
         Ok(Statistics { query_heads: hq, entries, rows, received })
     }
 }
 
+/// Lends rows that are kept from call to call: memory that is new costs more than what is written to it.
+fn with_kept(n: usize, f: impl FnOnce(&mut [RowStatistics]) -> Result<(), Error>) -> Result<(), Error> {
+    thread_local! {
+        // Taken out while in use: while this call waits, rayon may run another one on its thread.
+        static ROWS: Cell<Vec<RowStatistics>> = const { Cell::new(Vec::new()) };
+    }
+    let mut rows = ROWS.take();
+    if rows.len() < n {
+        rows = zeros("rows", [n, 1, 1, 1])?;
+    }
+    let result = f(&mut rows[..n]);
+    ROWS.set(rows);
+    result
+}
+
 /// Sums the rows of each batch entry and head, in order.
-fn entries(call: &Call<'_>, options: &StatisticsOptions<'_>, rows: &[RowStatistics]) -> Vec<HeadStatistics> {
-    let [b, hq, ..] = call.out_shape();
-    let mut entries = vec![HeadStatistics::default(); b * hq];
+fn sum(
+    call: &Call<'_>,
+    options: &StatisticsOptions<'_>,
+    rows: &[RowStatistics],
+    entries: &mut [HeadStatistics],
+) {
+    let [_, hq, ..] = call.out_shape();
     for (at, entry) in entries.iter_mut().enumerate() {
         let (b, h) = (at / hq, at % hq);
         let (first, keys) = (call.row_index(b, h, 0), call.kv_len(b) as i64);
         let sink = call.terms().sinks.is_some_and(|sinks| sinks[h] != f32::NEG_INFINITY);
+        let (mut seeing, mut several, mut near) = (0, 0, [0; 3]);
         for (i, row) in rows[first..][..call.q_len(b)].iter().enumerate().filter(|(_, row)| row.keys > 0) {
             let pos = call.pos(b, i);
-            let there = |key: i64| (0..keys).contains(&key);
-            let mut counts = [true; STATISTICS];
-            counts[Statistic::NormalisedEntropy as usize] = row.keys > 1 || sink;
-            counts[Statistic::Special as usize] = options.special.is_some();
-            counts[Statistic::Diagonal as usize] = there(pos);
-            counts[Statistic::Previous as usize] = there(pos.saturating_sub(1));
-            counts[Statistic::Next as usize] = there(pos.saturating_add(1));
-            for ((sum, count), (x, counts)) in
-                entry.sums.iter_mut().zip(&mut entry.counts).zip(numbers(row).into_iter().zip(counts))
-            {
-                *sum += f64::from(x);
-                *count += u64::from(counts);
+            seeing += 1;
+            several += u64::from(row.keys > 1 || sink);
+            for (count, key) in near.iter_mut().zip([pos, pos.saturating_sub(1), pos.saturating_add(1)]) {
+                *count += u64::from((0..keys).contains(&key));
             }
+            entry.sums.iter_mut().zip(numbers(row)).for_each(|(sum, x)| *sum += f64::from(x));
+        }
+        entry.counts = [seeing; STATISTICS];
+        entry.counts[Statistic::NormalisedEntropy as usize] = several;
+        entry.counts[Statistic::Special as usize] = if options.special.is_some() { seeing } else { 0 };
+        for (statistic, count) in
+            [Statistic::Diagonal, Statistic::Previous, Statistic::Next].into_iter().zip(near)
+        {
+            entry.counts[statistic as usize] = count;
         }
     }
-    entries
 }
