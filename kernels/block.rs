@@ -10,14 +10,16 @@ use crate::call::{Call, Stage};
 use crate::clock::{Clock, Part};
 use crate::extra::{Added, Seen};
 use crate::isa::Isa;
-use crate::join;
-use crate::pack::{self, MAX_ROWS, canonical};
+use crate::pack;
 use crate::pairs;
-use crate::products::{Scores, Source, Values, divide, scale, softmax};
+use crate::products::{Scores, Source, Values, scale, softmax};
+use crate::received::Columns;
 use crate::split::RowsMut;
+use crate::statistics::{self, Sink};
 use crate::terms::{self, Rows};
 use crate::tile::{self, Feed, Lines};
 
+mod end;
 mod tiled;
 
 /// The stack of rows that a task works on.
@@ -36,6 +38,8 @@ pub(crate) struct Stack<'a> {
     /// The products run in tiles of bf16.
     pub tiles: bool,
     pub clock: &'a Clock,
+    /// Where the statistics of the rows go, if they are asked for.
+    pub statistics: Option<Sink<'a>>,
 }
 
 /// A block of query rows, at most as wide as the register tile.
@@ -58,14 +62,15 @@ impl Block {
     }
 }
 
-/// The buffers of one block: packed queries, transposed output, maximum and sum; and, shared by all blocks,
-/// the transposed scores.
+/// The buffers of one block: packed queries, transposed output, maximum and sum, sums for the statistics;
+/// and, shared by all blocks, the transposed scores.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffers<V> {
     pub qt: *mut V,
     pub ot: *mut V,
     pub ml: *mut V,
     pub st: *mut V,
+    pub sums: *mut V,
 }
 
 /// What to do with a block.
@@ -78,6 +83,8 @@ pub(crate) enum Action<'a> {
     End(&'a RowsMut<'a>),
     /// Write the scores over some keys, at a stage; weights need maximum and sum from steps before.
     Write { span: &'a Span, stage: Stage, out: &'a RowsMut<'a> },
+    /// Add the weights over some keys to what each key receives.
+    Receive { span: &'a Span, columns: &'a Columns<'a> },
 }
 
 /// Some keys, and K and V from the first of them on.
@@ -161,12 +168,15 @@ impl Stack<'_> {
                 Action::Write { span, stage, out } => {
                     self.write::<I, N, MR>(isa, block, buffers, span, stage, out);
                 }
+                Action::Receive { span, columns } => {
+                    self.receive::<I, N, MR>(isa, block, buffers, span, columns);
+                }
             }
         }
     }
 
     #[inline(always)]
-    fn token_of(&self, row: usize) -> usize {
+    pub fn token_of(&self, row: usize) -> usize {
         self.token + row / self.heads.len()
     }
 
@@ -229,7 +239,12 @@ impl Stack<'_> {
             (m, l) = (rows.lanes(isa, |head, _| sinks[head]), rows.lanes(isa, one));
         }
         // SAFETY: the caller's.
-        unsafe { *buffers.ml.cast() = [m, l] };
+        unsafe {
+            *buffers.ml.cast() = [m, l];
+            if self.statistics.is_some() {
+                statistics::begin::<I, NQ>(isa, self, &rows, buffers);
+            }
+        }
     }
 
     /// The keys of `keys` that some row of the block sees by causal, window and lengths, and whether some row
@@ -339,7 +354,22 @@ impl Stack<'_> {
             let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
             let first = self.first_score(&seen);
             let st = buffers.st.wrapping_add(first * NQ);
-            let correction = softmax(isa, st, seen.len(), max, ml);
+            let correction = match self.statistics {
+                None => softmax(isa, st, seen.len(), max, ml),
+                Some(sink) => {
+                    let (stack, keys) = (self, seen.clone());
+                    isa.vectorize(statistics::Step::<I, NQ> {
+                        isa,
+                        stack,
+                        block,
+                        buffers,
+                        sink,
+                        keys,
+                        max,
+                        st,
+                    })
+                }
+            };
             self.clock.lap(Part::Softmax);
             let fresh = core::mem::replace(&mut block.fresh, false);
             let v = span.v.skip(seen.start - span.keys.start);
@@ -355,77 +385,6 @@ impl Stack<'_> {
             let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
             tile::cover::<MR>(dv, &mut values);
             self.clock.lap(Part::Values);
-        }
-    }
-
-    /// Divides by the sums and writes the rows; notes the rows that NaN may have leaked into.
-    ///
-    /// # Safety
-    /// The buffers must hold blocks of `NQ` vectors; the rows of the block must be among those that `out` is
-    /// the right to write.
-    #[inline(always)]
-    unsafe fn end<I: Isa, const NQ: usize>(
-        &self,
-        isa: I,
-        block: &mut Block,
-        buffers: Buffers<I::f32s>,
-        out: &RowsMut<'_>,
-    ) {
-        let (call, dv) = (self.call, self.call.v.shape()[3]);
-        let rows = self.rows(block);
-        let zero = isa.splat_f32s(0.0);
-        // SAFETY: the caller's.
-        let [m, l] = unsafe { *buffers.ml.cast::<[[I::f32s; NQ]; 2]>() };
-        if block.fresh {
-            for c in 0..dv * NQ {
-                // SAFETY: `ot` holds Dv rows.
-                unsafe { *buffers.ot.add(c) = zero };
-            }
-        }
-        // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row; rows of the task
-        // have Dv features, as have their records.
-        unsafe {
-            if self.part.is_null() {
-                let mut gate = [isa.splat_f32s(1.0); NQ];
-                if let Some(gates) = call.terms.gates {
-                    gate = rows.lanes(isa, |head, _| gates[head]);
-                }
-                let factor = divide(isa, gate, l);
-                let mut place = [core::ptr::null_mut(); MAX_ROWS];
-                rows.each(block.count, |i, head, token| place[i] = out.row(self.b, head, token));
-                if let Some(lse) = out.lse {
-                    rows.each(block.count, |i, head, token| {
-                        let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                        let lse = lse.add(call.lse_index(self.b, head, token));
-                        *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
-                    });
-                }
-                pack::unpack_to::<I, NQ>(isa, buffers.ot, factor, &place[..block.count], out, dv);
-            } else {
-                let mut place = [core::ptr::null_mut(); MAX_ROWS];
-                rows.each(block.count, |i, head, token| {
-                    let record = join::place(self.part, call, self.hk, head, token);
-                    let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                    *join::state(record, dv) = [m, l];
-                    place[i] = record.cast();
-                });
-                let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);
-                pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place[..block.count], stride, dv);
-            }
-        }
-        if block.hidden {
-            let mut check = [zero; NQ];
-            for c in 0..dv {
-                for (n, check) in check.iter_mut().enumerate() {
-                    // SAFETY: `ot` holds Dv rows of NQ vectors. 0 * x is 0, or NaN where x is not finite.
-                    *check = isa.mul_add_e_f32s(unsafe { *buffers.ot.add(c * NQ + n) }, zero, *check);
-                }
-            }
-            for i in 0..block.count {
-                // SAFETY: `check` has NQ * LANES >= count lanes.
-                let finite = unsafe { *check.as_ptr().cast::<f32>().add(i) } == 0.0;
-                block.leaked |= u64::from(!finite) << i;
-            }
         }
     }
 }

@@ -121,8 +121,9 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
         );
         if count > 0 {
-            let (token, tiles) = (tokens.start, false);
-            let stack = Stack { call, b, hk, heads, token, span: span.clone(), part, tiles, clock };
+            let (token, tiles, statistics) = (tokens.start, false, None);
+            let stack =
+                Stack { call, b, hk, heads, token, span: span.clone(), part, tiles, statistics, clock };
             let mut few = Few {
                 call,
                 b,

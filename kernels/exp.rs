@@ -1,4 +1,4 @@
-//! exp and tanh on vectors.
+//! exp, ln and tanh on vectors.
 
 use crate::isa::Isa;
 
@@ -60,3 +60,46 @@ pub(crate) fn tanh<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     let sign = isa.and_u32s(isa.transmute_u32s_f32s(x), isa.splat_u32s(1 << 31));
     isa.transmute_f32s_u32s(isa.or_u32s(isa.transmute_u32s_f32s(y), sign))
 }
+
+/// `ln(x)` for normal `x > 0`: within 2 ulp, and within 1e-7 near 1. Nothing is promised for other `x`.
+///
+/// `x = 2^n (1 + f)` with `1 + f` from the root of 1/2 to that of 2, by integer arithmetic on the bits; `ln(1
+/// + f) = f - f^2 / 2 + f^3 P(f)` with the polynomial of Moshier's Cephes library (`logf`).
+#[inline(always)]
+pub(crate) fn ln<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
+    const ROOT_HALF: u32 = 0x3f35_04f3;
+    const MAGIC: u32 = 0x4b00_0000; // 2^23: a number in its low bits
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const C: [f32; 9] = [
+        0.333_333_31,
+        -0.249_999_94,
+        0.200_007_15,
+        -0.166_680_58,
+        0.142_493_23,
+        -0.124_201_41,
+        0.116_769_99,
+        -0.115_146_1,
+        0.070_376_836,
+    ];
+    let c = |x: f32| isa.splat_f32s(x);
+    let u = |x: u32| isa.splat_u32s(x);
+
+    let bits = isa.transmute_u32s_f32s(x);
+    let biased = isa.wrapping_dyn_shr_u32s(isa.add_u32s(bits, u(ONE - ROOT_HALF)), u(23)); // n + 127
+    let power = isa.wrapping_dyn_shl_u32s(isa.sub_u32s(biased, u(127)), u(23));
+    let f = isa.sub_f32s(isa.transmute_f32s_u32s(isa.sub_u32s(bits, power)), c(1.0));
+    let n = isa.sub_f32s(isa.transmute_f32s_u32s(isa.or_u32s(biased, u(MAGIC))), c(8_388_608.0 + 127.0));
+    let mut p = c(C[8]);
+    for factor in C[..8].iter().rev() {
+        p = isa.mul_add_e_f32s(p, f, c(*factor));
+    }
+    let square = isa.mul_f32s(f, f);
+    let mut y = isa.mul_f32s(isa.mul_f32s(p, f), square);
+    y = isa.mul_add_e_f32s(n, c(LN2_LOW), y);
+    y = isa.mul_add_e_f32s(square, c(-0.5), y);
+    isa.mul_add_e_f32s(n, c(LN2_HIGH), isa.add_f32s(f, y))
+}
+
+/// The bits of 1.
+const ONE: u32 = 0x3f80_0000;

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use crate::pack::canonical;
 use crate::split::RowsMut;
-use crate::{Call, DType, Element};
+use crate::{Call, DType, Element, RowStatistics};
 
 /// f32 in the record of a row: its unscaled output in whole vectors of any level, then maximum and sum.
 pub(crate) fn record(dv: usize) -> usize {
@@ -108,8 +108,13 @@ pub(crate) unsafe fn write(
 /// # Safety
 /// The row must be for the caller to write.
 pub(crate) unsafe fn zero(call: &Call<'_>, row: [usize; 3], out: &RowsMut<'_>) {
-    // SAFETY: the caller's.
-    unsafe { put(call, row, out, |_| 0.0, f32::NEG_INFINITY) };
+    // SAFETY: the caller's; statistics go with the row.
+    unsafe {
+        put(call, row, out, |_| 0.0, f32::NEG_INFINITY);
+        if let Some(sink) = out.statistics {
+            *sink.rows.add(call.row_index(row[0], row[1], row[2])) = RowStatistics::default();
+        }
+    }
 }
 
 /// Writes the features and the LSE of a row: batch entry, head, token.
@@ -134,7 +139,7 @@ unsafe fn put(
     }
     if let Some(place) = out.lse {
         // SAFETY: the LSE goes with the row.
-        unsafe { *place.add(call.lse_index(b, head, token)) = lse };
+        unsafe { *place.add(call.row_index(b, head, token)) = lse };
     }
 }
 

@@ -21,11 +21,14 @@
 //! | `block.rs` | a block of query rows: packing, scores, one step, output |
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
+//! | `statistics.rs` | what a row looks like, in numbers, in the fused pass |
+//! | `received.rs` | what each key receives from all rows |
+//! | `divergence.rs` | how far two rows of weights are apart |
 //! | `tile.rs` | the register tile: the inner loop of both products |
 //! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles, and what they read |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
-//! | `exp.rs` | exp and tanh |
+//! | `exp.rs` | exp, ln and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
 //! | `project.rs` | projections: inputs times weights packed once |
 //! | `rows.rs` | norms and rotary positions of rows |
@@ -37,6 +40,7 @@ mod call;
 mod clock;
 mod convert;
 mod decode;
+mod divergence;
 mod element;
 mod error;
 mod exp;
@@ -51,9 +55,11 @@ mod pairs;
 mod prefill;
 mod products;
 mod project;
+mod received;
 mod rows;
 mod scratch;
 mod split;
+mod statistics;
 mod tensor;
 mod terms;
 mod tile;
@@ -63,12 +69,14 @@ mod view;
 pub use call::{Call, Position, Stage, Terms};
 pub use clock::{Part, ticks};
 pub use convert::convert;
+pub use divergence::divergence;
 pub use element::{DType, Element, Stored};
 pub use error::Error;
 pub use level::Level;
-pub use measure::{exp, fma, read, tanh};
+pub use measure::{exp, fma, ln, read, tanh};
 pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
 pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
+pub use statistics::{Observe, RowStatistics};
 pub use view::{View, ViewMut};

@@ -44,8 +44,8 @@ impl Op for Map<'_, '_> {
             }
         }
         let part = core::ptr::null_mut();
-        let (token, all) = (tokens.start, 0..lk);
-        let stack = Stack { call, b, hk, heads, token, span: all, part, tiles: false, clock };
+        let (token, all, tiles, statistics) = (tokens.start, 0..lk, false, None);
+        let stack = Stack { call, b, hk, heads, token, span: all, part, tiles, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);
@@ -56,6 +56,7 @@ impl Op for Map<'_, '_> {
             ot: core::ptr::null_mut(), // no values: Dv is 0
             ml: ml.as_mut_ptr().cast(),
             st: st.as_mut_ptr().cast(),
+            sums: core::ptr::null_mut(),
         };
         for row in (0..rows).step_by(width) {
             let mut block = Block::new(row, width.min(rows - row));

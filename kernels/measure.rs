@@ -74,7 +74,7 @@ pub fn read(level: Level, data: &[f32], ahead: bool) -> Result<f32, Error> {
 /// # Errors
 /// [`Error::LevelUnavailable`].
 pub fn exp(level: Level, x: &mut [f32]) -> Result<(), Error> {
-    level.dispatch(Map { x, tanh: false })
+    level.dispatch(Map { x, function: Function::Exp })
 }
 
 /// `tanh` of every element, in place, as the kernels compute it: within 3 ulp.
@@ -82,12 +82,27 @@ pub fn exp(level: Level, x: &mut [f32]) -> Result<(), Error> {
 /// # Errors
 /// [`Error::LevelUnavailable`].
 pub fn tanh(level: Level, x: &mut [f32]) -> Result<(), Error> {
-    level.dispatch(Map { x, tanh: true })
+    level.dispatch(Map { x, function: Function::Tanh })
+}
+
+/// `ln` of every element, in place, as the kernels compute it: within 2 ulp for normal numbers above 0.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn ln(level: Level, x: &mut [f32]) -> Result<(), Error> {
+    level.dispatch(Map { x, function: Function::Ln })
+}
+
+#[derive(Clone, Copy)]
+enum Function {
+    Exp,
+    Tanh,
+    Ln,
 }
 
 struct Map<'a> {
     x: &'a mut [f32],
-    tanh: bool,
+    function: Function,
 }
 
 impl Op for Map<'_> {
@@ -95,7 +110,11 @@ impl Op for Map<'_> {
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let (vectors, tail) = I::as_mut_simd_f32s(self.x);
-        let f = |x| if self.tanh { crate::exp::tanh(isa, x) } else { crate::exp::exp(isa, x) };
+        let f = |x| match self.function {
+            Function::Exp => crate::exp::exp(isa, x),
+            Function::Tanh => crate::exp::tanh(isa, x),
+            Function::Ln => crate::exp::ln(isa, x),
+        };
         for x in vectors {
             *x = f(*x);
         }

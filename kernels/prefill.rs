@@ -35,6 +35,7 @@ use crate::pack;
 use crate::products::Source;
 use crate::scratch::Scratch;
 use crate::split::Task;
+use crate::statistics::SUMS;
 use crate::tensor::Tensor;
 use crate::tile::Lines;
 use crate::{Call, DType, pairs, tiles};
@@ -87,8 +88,8 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        let tiles = self.tiles;
-        let stack = Stack { call, b, hk, heads, token: tokens.start, span, part, tiles, clock };
+        let (token, tiles, statistics) = (tokens.start, self.tiles, out.statistics);
+        let stack = Stack { call, b, hk, heads, token, span, part, tiles, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;
@@ -99,7 +100,7 @@ impl Op for Prefill<'_, '_> {
         // In tiles two bf16 take the place of an f32, but rows are whole tiles.
         let [in_tile, out_tile] = stack.tile_sizes();
         let (q_rows, o_rows) = if tiles { (in_tile / 2, out_tile) } else { (d, dv) };
-        let [qt, ot, ml, st, kc, vc] = Scratch::take(
+        let [qt, ot, ml, st, kc, vc, sums] = Scratch::take(
             memory,
             [
                 blocks * q_rows * width,
@@ -108,6 +109,7 @@ impl Op for Prefill<'_, '_> {
                 KEYS * width,
                 if tiles { KEYS * in_tile / 2 } else { KEYS * d },
                 if tiles { KEYS * out_tile / 2 } else { KEYS * dv },
+                if statistics.is_some() { blocks * SUMS * width } else { 0 },
             ],
         );
         if tiles {
@@ -119,6 +121,7 @@ impl Op for Prefill<'_, '_> {
             ot: ot.as_mut_ptr().wrapping_add(block * o_rows * width).cast(),
             ml: ml.as_mut_ptr().wrapping_add(block * 2 * width).cast(),
             st: st.as_mut_ptr().cast(),
+            sums: sums.as_mut_ptr().wrapping_add(block * SUMS * width).cast(),
         };
 
         let mut next = 0;

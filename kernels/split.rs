@@ -12,8 +12,12 @@ use crate::map::Map;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
 use crate::prefill::Prefill;
+use crate::received::Received;
+use crate::statistics::Sink;
 use crate::view::count;
 use crate::{Call, DType, Element, Error, Level, Scratch, Stage, ViewMut};
+
+mod analysis;
 
 /// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query
 /// heads of its key/value head, so that K and V are read once for them. None of this changes a bit of the
@@ -58,9 +62,10 @@ const MOST_SPANS: usize = 32;
 pub struct Tasks<'a> {
     call: &'a Call<'a>,
     job: Job<'a>,
-    /// Batch entries, key/value heads, blocks of queries, spans of keys.
+    /// Batch entries, key/value heads, blocks of queries, spans of keys; or batch entries, query heads, blocks
+    /// of keys.
     grid: [usize; 4],
-    /// Queries of a block.
+    /// Queries of a block, or keys.
     tokens: usize,
     /// Tasks that are given out at a time.
     run: usize,
@@ -72,6 +77,7 @@ pub struct Tasks<'a> {
 enum Job<'a> {
     Attend { parts: *mut f32, out: RowsMut<'a> },
     Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, out: RowsMut<'a> },
+    Receive { states: &'a [[f32; 2]], out: *mut f32 },
 }
 
 // SAFETY: what is shared is read only, but for the rows of the output and the parts, and of those each task
@@ -130,6 +136,7 @@ pub(crate) struct RowsMut<'a> {
     /// Of packed rows, the first token of each batch entry.
     starts: Option<&'a [usize]>,
     pub lse: Option<*mut f32>,
+    pub statistics: Option<Sink<'a>>,
     _data: PhantomData<&'a mut [u8]>,
 }
 
@@ -180,7 +187,8 @@ impl Call<'_> {
         let (strides, ptr) = (bytes(out.strides(), T::DTYPE), out.as_mut_ptr().cast());
         let lse = lse.map(|lse| lse.as_mut_ptr());
         let (dtype, first) = (T::DTYPE, [0, 0]);
-        let out = RowsMut { ptr, dtype, strides, first, starts, lse, _data: PhantomData };
+        let statistics = None;
+        let out = RowsMut { ptr, dtype, strides, first, starts, lse, statistics, _data: PhantomData };
         let tokens = split.tokens.max(1);
         let mut grid = [b, hk, lq.div_ceil(tokens), 1];
         if self.group == 0 || grid.contains(&0) {
@@ -226,8 +234,8 @@ impl Call<'_> {
         let stride = |axes: &[usize]| axes.iter().product::<usize>() as isize;
         let strides = [stride(&shape[1..]), stride(&shape[2..]), stride(&shape[3..]), 1];
         let (ptr, dtype, strides) = (out.as_mut_ptr().cast(), DType::F32, bytes(strides, DType::F32));
-        let (first, starts, lse) = ([heads.start, queries.start], None, None);
-        let out = RowsMut { ptr, dtype, strides, first, starts, lse, _data: PhantomData };
+        let (first, starts, lse, statistics) = ([heads.start, queries.start], None, None, None);
+        let out = RowsMut { ptr, dtype, strides, first, starts, lse, statistics, _data: PhantomData };
         let tokens = tokens.max(1);
         let mut grid = [0; 4];
         if len > 0 {
@@ -340,6 +348,12 @@ impl Tasks<'_> {
                 let heads = group.start.max(heads.start)..group.end.min(heads.end);
                 level.dispatch(Map { task: ScoresTask { call, b, hk, tokens, heads, stage, out }, scratch })
             }
+            &Job::Receive { states, out } => {
+                let (head, lk) = (hk, call.keys_axis());
+                let keys = cut(0..lk, self.tokens, block);
+                let out = out.wrapping_add((b * call.q.shape()[1] + head) * lk);
+                level.dispatch(Received { call, b, head, keys, states, out, scratch })
+            }
         }
     }
 
@@ -360,7 +374,11 @@ impl Tasks<'_> {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let Task { call, b, hk, .. } = task;
-        let (kernel, (size, spans)) = (call.kernel(level, b)?, call.spans(b));
+        // With statistics rows are computed whole, by the kernel that knows of them.
+        let (kernel, (size, spans)) = match task.rows.statistics {
+            Some(_) => (Kernel::Prefill, (task.keys.len(), 1)),
+            None => (call.kernel(level, b)?, call.spans(b)),
+        };
         if span >= spans || (kernel == Kernel::Decode && task.tokens.start > 0) {
             return Ok(()); // other batch entries have more spans; decoding takes all queries at once
         }
@@ -369,7 +387,7 @@ impl Tasks<'_> {
         }
         let run = |task: Task<'_>, scratch: &mut Scratch| match kernel {
             Kernel::Prefill => {
-                let tiles = level == Level::Amx && call.is_bf16();
+                let tiles = level == Level::Amx && call.is_bf16() && task.rows.statistics.is_none();
                 level.dispatch(Prefill { task, tiles, scratch })
             }
             Kernel::Decode => decode(task, level, scratch),

@@ -32,7 +32,7 @@ pub struct Attention<'a> {
     level: Option<Level>,
     precision: Precision,
     threads: Threads,
-    scratch: Option<&'a Scratches>,
+    pub(crate) scratch: Option<&'a Scratches>,
 }
 
 /// How bf16 inputs are multiplied. Everything is summed in f32 either way.
@@ -245,14 +245,7 @@ impl<'a> Attention<'a> {
         out: &mut [f32],
     ) -> Result<(), Error> {
         let call = Call::new(q, k, k.first_features(0), &self.terms)?;
-        Plan::new(&call, self.resolve_level(&call)?, self.threads)?.run_scores(
-            &call,
-            stage,
-            heads,
-            queries,
-            out,
-            self.scratch,
-        )
+        self.plan_of(&call)?.run_scores(&call, stage, heads, queries, out, self.scratch)
     }
 
     /// What [`Attention::run`] would do with these arguments: the kernel, the tile, the split of the work.
@@ -265,8 +258,7 @@ impl<'a> Attention<'a> {
         k: View<'a, C>,
         v: View<'a, C>,
     ) -> Result<Plan, Error> {
-        let call = Call::new(q, k, v, &self.terms)?;
-        Plan::new(&call, self.resolve_level(&call)?, self.threads)
+        self.plan_of(&Call::new(q, k, v, &self.terms)?)
     }
 
     fn compute<T: Element, C: Stored>(
@@ -296,6 +288,11 @@ impl<'a> Attention<'a> {
     pub(crate) fn on(mut self, run: Run) -> Self {
         (self.level, self.threads) = (run.level, run.threads);
         self
+    }
+
+    /// How a call is computed.
+    pub(crate) fn plan_of(&self, call: &Call<'_>) -> Result<Plan, Error> {
+        Plan::new(call, self.resolve_level(call)?, self.threads)
     }
 
     /// What it runs on.

@@ -42,6 +42,7 @@
 //! | `scheme.rs` | what models call the weights of a layer |
 //! | `load.rs` | a layer out of its weights |
 //! | `relative.rs` | T5's bias by distance |
+//! | `inspect.rs` | what a pass has left: queries, keys, values, what each head adds |
 //! | `prune.rs` | the layer without some of its heads |
 //! | `cost.rs` | what a layer costs: parameters, operations, memory |
 //! | `torch.rs` | `nn.MultiheadAttention`: its masks, slots and orders |
@@ -50,6 +51,7 @@
 mod block;
 mod cost;
 mod heads;
+mod inspect;
 mod linear;
 mod load;
 mod norm;

@@ -51,11 +51,13 @@
 //! | `workspace.rs` | memory that the caller owns |
 //! | `cache.rs` | keys and values kept between the steps of a model |
 //! | `layer.rs`, `layer/` | multi-head attention as a layer: projections, rotary positions, norms, PyTorch's semantics |
+//! | `analysis.rs`, `analysis/` | what heads do: statistics, patterns, similarity, importance |
 //! | `merge.rs` | joins results over parts of the keys |
 //! | `reference.rs` | the formula in f64, the arbiter of every test |
 //! | `kernels/` | views, checks and the vector code: a crate of its own, the only one with unsafe code |
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 mod attention;
 mod cache;
 pub mod layer;
@@ -69,10 +71,13 @@ mod workspace;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use analysis::{
+    HeadStatistics, Statistic, Statistics, StatisticsOptions, importance, patterns, similarity,
+};
 pub use attention::{Attention, Precision, alibi_slopes};
 pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
 pub use headwise_kernels::{
-    DType, Element, Error, Level, Part, Position, Stage, Stored, Terms, View, ViewMut,
+    DType, Element, Error, Level, Part, Position, RowStatistics, Stage, Stored, Terms, View, ViewMut,
 };
 pub use layer::{AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, Rotary, Tokens};
 pub use merge::{Partial, merge};

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use headwise_kernels::{
-    Call, DType, Element, Error, Kernel, Level, Scratch, Spans, Split, Stage, Tasks, ViewMut,
+    Call, DType, Element, Error, Kernel, Level, Observe, Scratch, Spans, Split, Stage, Tasks, ViewMut,
 };
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
@@ -153,6 +153,28 @@ impl Plan {
             tasks.finish();
             Ok(())
         })
+    }
+
+    /// As [`Plan::run`], with the statistics of each row.
+    pub(crate) fn run_with_statistics<T: Element>(
+        &self,
+        call: &Call<'_>,
+        out: ViewMut<'_, T>,
+        observe: Observe<'_>,
+        scratch: Option<&Scratches>,
+    ) -> Result<(), Error> {
+        let (split, mut parts) = (Split { spans: Spans::Together, ..self.split }, Scratch::new());
+        self.each(&call.split(split, out, None, &mut parts)?.with_statistics(observe)?, scratch)
+    }
+
+    pub(crate) fn run_received(
+        &self,
+        call: &Call<'_>,
+        states: &[[f32; 2]],
+        out: &mut [f32],
+        scratch: Option<&Scratches>,
+    ) -> Result<(), Error> {
+        self.each(&call.split_received(states, out)?, scratch)
     }
 
     pub(crate) fn run_scores(

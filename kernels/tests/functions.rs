@@ -1,6 +1,6 @@
 //! exp and tanh in units in the last place, over their whole range, at every level of this machine.
 
-use headwise_kernels::{Level, exp, tanh};
+use headwise_kernels::{Level, divergence, exp, ln, tanh};
 
 /// Distance in units in the last place of the f32 nearest to `want`.
 fn ulp(got: f32, want: f64) -> f64 {
@@ -90,5 +90,43 @@ trait MapBits {
 impl MapBits for [f32] {
     fn map_bits(&self) -> Vec<u32> {
         self.iter().map(|x| x.to_bits()).collect()
+    }
+}
+
+#[test]
+fn ln_within_2_ulp() {
+    for level in Level::available() {
+        let bits = (f32::MIN_POSITIVE.to_bits()..=f32::MAX.to_bits()).step_by(step());
+        // Near 1 every number counts: that is where the entropy of a single key lies.
+        let near_1 = (1f32.to_bits() - 20_000..1f32.to_bits() + 20_000).step_by(3);
+        let (error, at) = worst(ln, f64::ln, level, bits.chain(near_1));
+        println!("{level}: ln {error:.3} ulp at {at:e}");
+        assert!(error <= 2.0, "{level}: {error} ulp at {at:e}");
+        let mut one = [1.0];
+        ln(level, &mut one).unwrap();
+        assert_eq!(one, [0.0], "{level}");
+    }
+}
+
+/// Against the formula in f64, for weights that differ by much and by little, and of any length.
+#[test]
+fn divergence_is_relatively_exact() {
+    let exact = |p: f64, q: f64| {
+        let part = |p: f64, q: f64| if p > 0.0 { p * ((p - q) / (p + q)).ln_1p() } else { 0.0 };
+        (part(p, q) + part(q, p)) / 2.0
+    };
+    for level in Level::available() {
+        for n in [0, 1, 3, 16, 33, 100] {
+            for difference in [0.0, 1e-6, 1e-3, 0.3, 0.8, 1.0] {
+                let p: Vec<f32> = (0..n).map(|i| 1e-3 + (i as f32).sin().abs() / n as f32).collect();
+                let q: Vec<f32> =
+                    p.iter().enumerate().map(|(i, p)| p * (1.0 - difference * (i % 2) as f32)).collect();
+                let want: f64 = p.iter().zip(&q).map(|(&p, &q)| exact(p.into(), q.into())).sum();
+                let got = divergence(level, &p, &q).unwrap();
+                // The series of f32 `1 - difference` starts from rounded numbers that `want` starts from, too.
+                assert!((got - want).abs() <= 2e-6 * want, "{level}: {n}, {difference}: {got} is not {want}");
+            }
+        }
+        assert!(divergence(level, &[1.0], &[]).is_err());
     }
 }

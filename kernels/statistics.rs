@@ -1,0 +1,423 @@
+//! What a row of attention looks like, in numbers, in the same pass as the attention itself.
+//!
+//! ```text
+//! t(j) = s(j) - m,  w(j) = exp(t(j)),  l = sum of w(j)         m: running maximum; a sink has t = sink - m
+//! entropy   = ln l - (sum of w t) / l                           -ln p(j) = ln l - t(j)
+//! distance  = (sum of w (pos - j)) / l,  largest = exp(s_max - m) / l,  and so on
+//! ```
+//!
+//! All of these sums are lane-wise, beside the sum of the softmax: a new maximum rescales them like `l`, and
+//! `sum of w t` moves by `(m_old - m_new) l`. A key block costs a few operations for each score more; the
+//! masses on single keys are read out of the block that holds them.
+
+use core::ops::Range;
+
+use crate::block::{Block, Buffers, Stack};
+use crate::exp::{exp, ln};
+use crate::isa::Isa;
+use crate::products::{divide, shift};
+use crate::terms::Rows;
+
+/// The statistics of one query row. `p(j)` are its weights; a sink is one more key, without index, place and
+/// value: its weight counts in the entropy and nowhere else. All numbers of a row that sees no key are 0.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+pub struct RowStatistics {
+    /// `-sum over j of p(j) ln p(j)`, in nats, the sink's term included.
+    pub entropy: f32,
+    /// The entropy divided by that of equal weights, the logarithm of the number of visible keys (with a
+    /// sink, one more); 0 where that number is below 2.
+    pub normalised_entropy: f32,
+    /// The largest weight of a key.
+    pub largest: f32,
+    /// The weight of key 0.
+    pub first: f32,
+    /// The weights of the special keys together.
+    pub special: f32,
+    /// `sum over j of p(j) (pos - j)`: positive where the row looks back.
+    pub distance: f32,
+    /// `sum over j of p(j) |pos - j|`.
+    pub absolute_distance: f32,
+    /// The weight of the key at `pos`; 0 where there is none.
+    pub diagonal: f32,
+    /// The weight of the key at `pos - 1`.
+    pub previous: f32,
+    /// The weight of the key at `pos + 1`.
+    pub next: f32,
+    /// The Euclidean norm of the output, gate included, before it is rounded to its type.
+    pub norm: f32,
+    /// The key of the largest weight, the first one of equals.
+    pub largest_key: u32,
+    /// Visible keys.
+    pub keys: u32,
+}
+
+/// What [`crate::Tasks::with_statistics`] writes and needs beside the call.
+#[derive(Debug)]
+pub struct Observe<'a> {
+    /// The statistics of each row, where [`crate::Call::row_index`] says.
+    pub rows: &'a mut [RowStatistics],
+    /// The special keys, `[B, Lk]`.
+    pub special: Option<&'a [bool]>,
+    /// The maximum and the sum that made each row's weights, `exp(s - maximum) / sum`, in the same places. Rows
+    /// that are not computed stay as they are.
+    pub states: Option<&'a mut [[f32; 2]]>,
+}
+
+/// Where the statistics of all rows go, and which keys are special, `[B, Lk]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sink<'a> {
+    pub rows: *mut RowStatistics,
+    pub special: Option<&'a [bool]>,
+    /// Where maximum and sum of the rows go, if they are asked for.
+    pub states: Option<*mut [f32; 2]>,
+}
+
+/// Sums of a block of rows, relative to the running maximum.
+#[repr(C)]
+struct Sums<I: Isa, const NQ: usize> {
+    /// Not a sum: the position, and the largest score of a key and that key.
+    pos: [I::f32s; NQ],
+    largest: [I::f32s; NQ],
+    largest_key: [I::u32s; NQ],
+    /// Visible keys, where a mask or bias may hide some.
+    keys: [I::f32s; NQ],
+    /// `w t`.
+    scores: [I::f32s; NQ],
+    /// `w (pos - j)` and `w |pos - j|`.
+    distance: [[I::f32s; NQ]; 2],
+    /// `w` of key 0, and of the special keys.
+    named: [[I::f32s; NQ]; 2],
+    /// `w` of the keys at `pos - 1`, `pos` and `pos + 1`.
+    near: [[I::f32s; NQ]; 3],
+}
+
+/// Vectors in [`Sums`] for each vector of rows.
+pub(crate) const SUMS: usize = 12;
+
+/// Starts the sums.
+///
+/// # Safety
+/// The buffers must hold blocks of `NQ` vectors, with sums.
+#[inline(always)]
+pub(crate) unsafe fn begin<I: Isa, const NQ: usize>(
+    isa: I,
+    stack: &Stack<'_>,
+    rows: &Rows<'_>,
+    buffers: Buffers<I::f32s>,
+) {
+    const { assert!(size_of::<Sums<I, NQ>>() == SUMS * NQ * size_of::<I::f32s>()) };
+    let zero = [isa.splat_f32s(0.0); NQ];
+    let sums = Sums::<I, NQ> {
+        pos: rows.lanes(isa, |_, token| stack.call.pos(stack.b, token) as f32),
+        largest: [isa.splat_f32s(f32::NEG_INFINITY); NQ],
+        largest_key: [isa.splat_u32s(0); NQ],
+        keys: zero,
+        scores: zero,
+        distance: [zero; 2],
+        named: [zero; 2],
+        near: [zero; 3],
+    };
+    // SAFETY: the caller's.
+    unsafe { buffers.sums.cast::<Sums<I, NQ>>().write(sums) };
+}
+
+/// One step of the online softmax, as in `products.rs`, with the sums for the statistics. Returns the factor
+/// for what was accumulated under the old maximum.
+pub(crate) struct Step<'a, I: Isa, const NQ: usize> {
+    pub isa: I,
+    pub stack: &'a Stack<'a>,
+    pub block: &'a Block,
+    pub buffers: Buffers<I::f32s>,
+    pub sink: Sink<'a>,
+    pub keys: Range<usize>,
+    pub max: [I::f32s; NQ],
+    pub st: *mut I::f32s,
+}
+
+impl<I: Isa, const NQ: usize> pulp::WithSimd for Step<'_, I, NQ> {
+    type Output = [I::f32s; NQ];
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) -> [I::f32s; NQ] {
+        // SAFETY: made in `Stack::step`, whose caller answers for the buffers.
+        unsafe { self.run() }
+    }
+}
+
+/// Below this a weight is 0 for certain; a score of -inf is taken for it, so that `0 * t` is 0.
+const LOWEST: f32 = -88.0;
+
+impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
+    /// # Safety
+    /// The buffers must hold blocks of `NQ` vectors, with sums; `st` the scores of the keys.
+    #[inline(always)]
+    unsafe fn run(self) -> [I::f32s; NQ] {
+        let Self { isa, buffers, ref keys, max, st, .. } = self;
+        // SAFETY: the caller's.
+        let ([m, l], sums) = unsafe {
+            (&mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>(), &mut *buffers.sums.cast::<Sums<I, NQ>>())
+        };
+        // SAFETY: the caller's.
+        unsafe { self.before(sums) };
+        let zero = isa.splat_f32s(0.0);
+        let (one, lowest) = (isa.splat_f32s(1.0), isa.splat_f32s(LOWEST));
+        let (mut correction, mut new) = ([zero; NQ], max);
+        for x in 0..NQ {
+            new[x] = isa.max_f32s(m[x], max[x]);
+        }
+        let shift = shift(isa, new);
+        for x in 0..NQ {
+            let moved = isa.sub_f32s(m[x], shift[x]);
+            let factor = exp(isa, moved);
+            correction[x] = factor;
+            // Names of their own for what the loop keeps in registers.
+            let (mut sum, mut scores, mut distance, mut absolute) = (zero, zero, zero, zero);
+            let mut ahead = isa.sub_f32s(sums.pos[x], isa.splat_f32s(keys.start as f32));
+            for j in 0..keys.len() {
+                // SAFETY: the caller's.
+                let st = unsafe { &mut *st.add(j * NQ + x) };
+                let t = isa.sub_f32s(*st, shift[x]);
+                let w = exp(isa, t);
+                *st = w;
+                sum = isa.add_f32s(sum, w);
+                scores = isa.mul_add_e_f32s(w, isa.max_f32s(lowest, t), scores);
+                distance = isa.mul_add_e_f32s(w, ahead, distance);
+                absolute = isa.mul_add_e_f32s(w, isa.abs_f32s(ahead), absolute);
+                ahead = isa.sub_f32s(ahead, one);
+            }
+            let before = isa.mul_f32s(l[x], factor);
+            l[x] = isa.mul_add_e_f32s(l[x], factor, sum);
+            let moved = isa.mul_add_e_f32s(before, isa.max_f32s(lowest, moved), scores);
+            sums.scores[x] = isa.mul_add_e_f32s(sums.scores[x], factor, moved);
+            for (sum, more) in sums.distance.iter_mut().zip([distance, absolute]) {
+                sum[x] = isa.mul_add_e_f32s(sum[x], factor, more);
+            }
+            for sum in sums.named.iter_mut().chain(&mut sums.near) {
+                sum[x] = isa.mul_f32s(sum[x], factor);
+            }
+        }
+        *m = new;
+        // SAFETY: the caller's.
+        unsafe {
+            self.named(&mut sums.named);
+            self.near(&mut sums.near);
+        }
+        correction
+    }
+
+    /// From the scores: how many keys are visible, and which is the heaviest.
+    ///
+    /// # Safety
+    /// As for [`Step::run`].
+    #[inline(always)]
+    unsafe fn before(&self, sums: &mut Sums<I, NQ>) {
+        let Self { isa, stack, ref keys, max, st, .. } = *self;
+        let (zero, one) = (isa.splat_f32s(0.0), isa.splat_f32s(1.0));
+        if stack.call.is_masked() {
+            let hidden = isa.splat_f32s(f32::NEG_INFINITY);
+            for j in 0..keys.len() {
+                for x in 0..NQ {
+                    // SAFETY: the caller's.
+                    let score = unsafe { *st.add(j * NQ + x) };
+                    let count = isa.select_f32s(isa.equal_f32s(score, hidden), zero, one);
+                    sums.keys[x] = isa.add_f32s(sums.keys[x], count);
+                }
+            }
+        }
+        for x in 0..NQ {
+            let larger = isa.less_than_f32s(sums.largest[x], max[x]);
+            if isa.reduce_max_f32s(isa.select_f32s(larger, one, zero)) == 0.0 {
+                continue;
+            }
+            sums.largest[x] = isa.select_f32s(larger, max[x], sums.largest[x]);
+            // NaN is equal to nothing. The last one found, backwards, is the first one.
+            let target = isa.select_f32s(larger, max[x], isa.splat_f32s(f32::NAN));
+            for j in (0..keys.len()).rev() {
+                // SAFETY: the caller's.
+                let found = isa.equal_f32s(unsafe { *st.add(j * NQ + x) }, target);
+                let key = isa.splat_u32s((keys.start + j) as u32);
+                sums.largest_key[x] = isa.select_u32s(found, key, sums.largest_key[x]);
+            }
+        }
+    }
+
+    /// Adds the weights of key 0 and of the special keys.
+    ///
+    /// # Safety
+    /// As for [`Step::run`]; `st` holds weights.
+    #[inline(always)]
+    unsafe fn named(&self, [first, special]: &mut [[I::f32s; NQ]; 2]) {
+        let Self { isa, stack, ref keys, st, sink, .. } = *self;
+        let add = |sum: &mut [I::f32s; NQ], j: usize| {
+            for (x, sum) in sum.iter_mut().enumerate() {
+                // SAFETY: the caller's.
+                *sum = isa.add_f32s(*sum, unsafe { *st.add(j * NQ + x) });
+            }
+        };
+        if keys.start == 0 {
+            add(first, 0);
+        }
+        if let Some(flags) = sink.special {
+            let flags = &flags[stack.b * stack.call.k.shape()[2]..][keys.clone()];
+            // SAFETY: a block has at most 64 keys.
+            let mut bits = unsafe { isa.bits(flags.as_ptr(), flags.len()) };
+            while bits != 0 {
+                add(special, bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
+
+    /// Adds the weights of the keys beside each row's position.
+    ///
+    /// # Safety
+    /// As for [`Step::named`].
+    #[inline(always)]
+    unsafe fn near(&self, near: &mut [[I::f32s; NQ]; 3]) {
+        let Self { stack, block, ref keys, st, .. } = *self;
+        let (start, end) = (keys.start as i64, keys.end as i64);
+        let pos = |row: usize| stack.call.pos(stack.b, stack.token_of(row));
+        if pos(block.row + block.count - 1).saturating_add(1) < start
+            || pos(block.row).saturating_sub(1) >= end
+        {
+            return;
+        }
+        let (rows, width, st) = (stack.rows(block), NQ * I::F32_LANES, st.cast::<f32>());
+        rows.each(block.count, |i, _, token| {
+            let pos = stack.call.pos(stack.b, token);
+            for (beside, near) in near.iter_mut().enumerate() {
+                let key = pos.saturating_add(beside as i64 - 1);
+                if (start..end).contains(&key) {
+                    // SAFETY: `near` has `width` lanes, of which `st` has as many for each key of the block.
+                    unsafe {
+                        *near.as_mut_ptr().cast::<f32>().add(i) += *st.add((key - start) as usize * width + i)
+                    };
+                }
+            }
+        });
+    }
+}
+
+/// Writes the statistics of the rows of a block.
+pub(crate) struct Finish<'a, I: Isa, const NQ: usize> {
+    pub isa: I,
+    pub stack: &'a Stack<'a>,
+    pub block: &'a Block,
+    pub buffers: Buffers<I::f32s>,
+    pub sink: Sink<'a>,
+    /// What the unscaled output is multiplied by.
+    pub factor: [I::f32s; NQ],
+}
+
+impl<I: Isa, const NQ: usize> pulp::WithSimd for Finish<'_, I, NQ> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        // SAFETY: made in `Stack::end`, whose caller answers for the buffers and the right to the rows.
+        unsafe { self.run() };
+    }
+}
+
+impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
+    /// # Safety
+    /// The buffers must hold blocks of `NQ` vectors, with sums; the rows must be the task's.
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Self { isa, stack, block, buffers, sink, .. } = self;
+        let (call, b, rows) = (stack.call, stack.b, stack.rows(block));
+        // SAFETY: the caller's.
+        let ([m, l], sums) =
+            unsafe { (&*buffers.ml.cast::<[[I::f32s; NQ]; 2]>(), &mut *buffers.sums.cast::<Sums<I, NQ>>()) };
+        let one = isa.splat_f32s(1.0);
+        if !call.is_masked() {
+            sums.keys = rows.lanes(isa, |_, token| call.keys(b, token).len() as f32);
+        }
+        let sink_weight = |head: usize, _| match call.terms.sinks {
+            Some(sinks) if sinks[head] != f32::NEG_INFINITY => 1.0,
+            _ => 0.0,
+        };
+        let sinks: [I::f32s; NQ] = rows.lanes(isa, sink_weight);
+        let (share, shift) = (divide(isa, [one; NQ], *l), shift(isa, *m));
+        // SAFETY: the caller's.
+        let norm = unsafe { self.norms() };
+        let zero = isa.splat_f32s(0.0);
+        let mut fields = [[zero; NQ]; 11];
+        for x in 0..NQ {
+            let entropy = isa.sub_f32s(ln(isa, l[x]), isa.mul_f32s(sums.scores[x], share[x]));
+            // Rounding must not make it negative; NaN stays.
+            let entropy = isa.select_f32s(isa.less_than_f32s(entropy, zero), zero, entropy);
+            let outcomes = isa.add_f32s(sums.keys[x], sinks[x]);
+            let several = isa.less_than_f32s(one, outcomes);
+            let even = ln(isa, isa.select_f32s(several, outcomes, one));
+            let normalised = isa.select_f32s(several, isa.div_f32s(entropy, even), zero);
+            let scaled = |w: I::f32s| isa.mul_f32s(w, share[x]);
+            let largest = exp(isa, isa.sub_f32s(sums.largest[x], shift[x]));
+            let [[first, special], [distance, absolute]] =
+                [sums.named, sums.distance].map(|[a, b]| [a[x], b[x]]);
+            let [previous, diagonal, next] = sums.near.map(|near| near[x]);
+            let weights = [largest, first, special, distance, absolute, diagonal, previous, next].map(scaled);
+            (fields[0][x], fields[1][x], fields[10][x]) = (entropy, normalised, norm[x]);
+            for (field, weight) in fields[2..10].iter_mut().zip(weights) {
+                field[x] = weight;
+            }
+        }
+        // SAFETY: every array has NQ * LANES >= count lanes; the statistics go with the row.
+        unsafe {
+            let lane = |x: &[I::f32s; NQ], i: usize| *x.as_ptr().cast::<f32>().add(i);
+            rows.each(block.count, |i, head, token| {
+                let field = |f: usize| lane(&fields[f], i);
+                let keys = lane(&sums.keys, i) as u32;
+                let row = RowStatistics {
+                    entropy: field(0),
+                    normalised_entropy: field(1),
+                    largest: field(2),
+                    first: field(3),
+                    special: field(4),
+                    distance: field(5),
+                    absolute_distance: field(6),
+                    diagonal: field(7),
+                    previous: field(8),
+                    next: field(9),
+                    norm: field(10),
+                    largest_key: *sums.largest_key.as_ptr().cast::<u32>().add(i),
+                    keys,
+                };
+                let place = call.row_index(b, head, token);
+                *sink.rows.add(place) = if keys == 0 { RowStatistics::default() } else { row };
+                if let Some(states) = sink.states {
+                    *states.add(place) = [lane(m, i), lane(l, i)];
+                }
+            });
+        }
+    }
+
+    /// The norms of the outputs. Squares of very large or small ones would leave the range of f32: those are
+    /// scaled first.
+    ///
+    /// # Safety
+    /// As for [`Finish::run`].
+    #[inline(always)]
+    unsafe fn norms(&self) -> [I::f32s; NQ] {
+        let Self { isa, stack, buffers, factor, .. } = *self;
+        let (dv, zero, c) = (stack.call.v.shape()[3], isa.splat_f32s(0.0), |x: f32| isa.splat_f32s(x));
+        let mut norms = [zero; NQ];
+        for x in 0..NQ {
+            // SAFETY: `ot` holds Dv rows of NQ vectors.
+            let out = |i: usize| isa.mul_f32s(unsafe { *buffers.ot.add(i * NQ + x) }, factor[x]);
+            let max = (0..dv).fold(zero, |max, i| isa.max_f32s(isa.abs_f32s(out(i)), max));
+            let up = isa.select_f32s(isa.less_than_f32s(max, c(1e-15)), c(2f32.powi(100)), c(1.0));
+            let scale = isa.select_f32s(isa.less_than_f32s(c(1e15), max), c(2f32.powi(-80)), up);
+            let (mut sum, mut i) = ([zero; 4], 0);
+            while i < dv {
+                let y = isa.mul_f32s(out(i), scale);
+                sum[i % 4] = isa.mul_add_e_f32s(y, y, sum[i % 4]);
+                i += 1;
+            }
+            let sum = isa.add_f32s(isa.add_f32s(sum[0], sum[1]), isa.add_f32s(sum[2], sum[3]));
+            norms[x] = isa.div_f32s(isa.sqrt_f32s(sum), scale);
+        }
+        norms
+    }
+}
