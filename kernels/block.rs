@@ -398,7 +398,7 @@ impl Stack<'_> {
                 if let Some(lse) = out.lse {
                     for i in 0..block.count {
                         let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                        let lse = lse.add(call.lse_index(self.b, rows.head[i], rows.token[i]));
+                        let lse = lse.add(call.row_index(self.b, rows.head[i], rows.token[i]));
                         *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
                     }
                 }

@@ -289,7 +289,7 @@ impl<'a> Call<'a> {
 
     /// Place of a row in a compact `[B, Hq, Lq]`, or `[Hq, tokens]` of packed queries.
     #[inline(always)]
-    pub(crate) fn lse_index(&self, b: usize, head: usize, token: usize) -> usize {
+    pub fn row_index(&self, b: usize, head: usize, token: usize) -> usize {
         let [_, hq, lq, _] = self.q.shape();
         match self.q.starts() {
             Some(starts) => head * starts[starts.len() - 1] + starts[b] + token,

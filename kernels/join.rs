@@ -134,7 +134,7 @@ unsafe fn put(
     }
     if let Some(place) = out.lse {
         // SAFETY: the LSE goes with the row.
-        unsafe { *place.add(call.lse_index(b, head, token)) = lse };
+        unsafe { *place.add(call.row_index(b, head, token)) = lse };
     }
 }
 

@@ -21,6 +21,7 @@
 //! | `block.rs` | a block of query rows: packing, scores, one step, output |
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
+//! | `statistics.rs` | what a row looks like, in numbers, in the fused pass |
 //! | `tile.rs` | the register tile: the inner loop of both products |
 //! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles, and what they read |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
@@ -52,6 +53,7 @@ mod project;
 mod rows;
 mod scratch;
 mod split;
+mod statistics;
 mod tensor;
 mod terms;
 mod tile;
@@ -68,4 +70,5 @@ pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayou
 pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
+pub use statistics::RowStatistics;
 pub use view::{View, ViewMut};

@@ -42,6 +42,7 @@
 //! | `scheme.rs` | what models call the weights of a layer |
 //! | `load.rs` | a layer out of its weights |
 //! | `relative.rs` | T5's bias by distance |
+//! | `inspect.rs` | what a pass has left: queries, keys, values, what each head adds |
 //! | `prune.rs` | the layer with fewer heads: pruned, or key/value heads pooled |
 //! | `save.rs` | layers into a file and out of it again |
 //! | `cost.rs` | what a layer costs: parameters, operations, memory |
@@ -51,6 +52,7 @@
 mod block;
 mod cost;
 mod heads;
+mod inspect;
 mod linear;
 mod load;
 mod norm;

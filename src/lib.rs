@@ -50,11 +50,13 @@
 //! | `plan.rs` | splits the work into tasks and runs them on threads |
 //! | `cache.rs` | keys and values kept between the steps of a model |
 //! | `layer.rs`, `layer/` | multi-head attention as a layer: projections, rotary positions, norms, PyTorch's semantics |
+//! | `analysis.rs`, `analysis/` | what heads do: statistics, patterns, similarity, importance |
 //! | `merge.rs` | joins results over parts of the keys |
 //! | `reference.rs` | the formula in f64, the arbiter of every test |
 //! | `kernels/` | views, checks and the vector code: a crate of its own, the only one with unsafe code |
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 mod attention;
 mod cache;
 pub mod layer;
@@ -67,9 +69,14 @@ pub mod reference;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use analysis::{
+    HeadStatistics, Statistic, Statistics, StatisticsOptions, importance, patterns, similarity,
+};
 pub use attention::{Attention, Precision, alibi_slopes};
 pub use cache::{CacheLayout, CacheShape, KvCache, WhenFull};
-pub use headwise_kernels::{DType, Element, Error, Level, Position, Stage, Stored, Terms, View, ViewMut};
+pub use headwise_kernels::{
+    DType, Element, Error, Level, Position, RowStatistics, Stage, Stored, Terms, View, ViewMut,
+};
 pub use layer::{AttentionBlock, Linear, MultiHead, MultiHeadConfig, Norm, Rotary, Tokens, Workspace};
 pub use merge::{Partial, merge};
 pub use plan::{Plan, Run, Threads};

@@ -265,10 +265,7 @@ impl MultiHead {
         self.turn(on, x, self.q_norm.as_ref(), first, q)?;
         self.turn(on, keys, self.k_norm.as_ref(), first, k)?;
 
-        let attention = match self.scale {
-            Some(scale) if attention.terms().scale.is_none() => attention.scale(scale),
-            _ => *attention,
-        };
+        let attention = self.attention(attention);
         let (k, v) = (keys.view(k, kv_heads, d_k)?, values.view(v, kv_heads, d_v)?);
         let to = x.view_mut(joined, heads, d_v)?;
         let q = x.view(q, heads, d_k)?;
