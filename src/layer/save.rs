@@ -118,6 +118,11 @@ impl Checkpoint<'_> {
         if !sizes.contains(&0) {
             return self.linear(name, WeightLayout::OutIn, sizes);
         }
+        let weight = format!("{name}.weight");
+        if self.has(&weight) {
+            let tensor = self.tensor(&weight)?;
+            return Err(tensor.refused("left out where a size is 0".to_string()).into());
+        }
         let bias = self.optional(&format!("{name}.bias"), &[sizes[1]])?.map(|bias| bias.numbers());
         Ok(Linear::new(&[], WeightLayout::OutIn, sizes, bias.as_deref())?)
     }
