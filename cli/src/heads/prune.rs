@@ -16,9 +16,9 @@ use crate::text::Sentence;
 /// Points of the curve, about.
 const POINTS: usize = 24;
 /// Tokens that are timed, about.
-const TIMED: usize = 1024;
+const TIMED: usize = 512;
 /// Rounds, each of the whole model and of the pruned one.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
 /// The model `less` and less its heads, `whole` before.
 pub(super) fn curve(
