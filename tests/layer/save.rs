@@ -124,6 +124,9 @@ fn files_that_tell_what_is_not_so() {
         &format!("[{huge}, 0]"),
     ];
     for (key, wrong) in keys.iter().flat_map(|key| wrong.iter().map(move |wrong| (key, wrong))) {
+        if *key == "made_with" && *wrong == huge.to_string() {
+            continue; // a layer may have lost any number of heads
+        }
         let mut about = about.clone();
         about["a"][*key] = serde_json::from_str(wrong).unwrap();
         assert!(with(&about.to_string()).is_err(), "{key} as {wrong}");

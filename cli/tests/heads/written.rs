@@ -27,7 +27,7 @@ fn table_and_csv_are_the_json() {
     let line = |head: &Value| {
         let numbers: Vec<String> =
             ["entropy", "normalised_entropy"].map(|x| format!("{:.3}", number(head, x))).into();
-        format!("{:>5} {:>4}   {}", head["layer"], head["head"], numbers.join("  "))
+        format!("{:>5} {:>4}   {}", number(head, "layer"), number(head, "head"), numbers.join("  "))
     };
     for head in heads {
         assert!(table.contains(&line(head)), "{:?} is not in {table}", line(head));
