@@ -14,7 +14,7 @@ use crate::encoder::{Batch, Encoder, Memory};
 use crate::text::Sentence;
 
 /// Tokens that importance and pruning are measured on, about: they take as many passes as there are heads.
-const MEASURED: usize = 4096;
+const MEASURED: usize = 2048;
 
 /// What is summed over the batches, of each layer.
 struct Sums {

@@ -14,7 +14,7 @@ use crate::encoder::{Batch, Encoder, Memory};
 use crate::text::Sentence;
 
 /// Points of the curve, about.
-const POINTS: usize = 24;
+const POINTS: usize = 18;
 /// Tokens that are timed, about.
 const TIMED: usize = 512;
 /// Rounds, each of the whole model and of the pruned one.
