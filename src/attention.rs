@@ -284,6 +284,27 @@ impl<'a> Attention<'a> {
         Ok(if level == Level::Amx && !in_tiles { Level::Avx512 } else { level })
     }
 
+    /// The options for some query heads of a call with weights `[B, Hq, Lq, Lk]`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] or [`Error::Broadcast`] if what is given for each head does not fit the whole call.
+    pub(crate) fn of_heads(mut self, heads: &Range<usize>, weights: [usize; 4]) -> Result<Self, Error> {
+        let expected = weights[1];
+        let Terms { slopes, sinks, gates, mask, bias, .. } = &mut self.terms;
+        for (argument, each) in [("slopes", slopes), ("sinks", sinks), ("gates", gates)] {
+            match *each {
+                Some(given) if given.len() != expected => {
+                    return Err(Error::Length { argument, got: given.len(), expected });
+                }
+                Some(given) => *each = Some(&given[heads.clone()]),
+                None => {}
+            }
+        }
+        *mask = mask.map(|mask| of_heads("mask", mask, heads, weights)).transpose()?;
+        *bias = bias.map(|bias| of_heads("bias", bias, heads, weights)).transpose()?;
+        Ok(self)
+    }
+
     /// Runs on this.
     pub(crate) fn on(mut self, run: Run) -> Self {
         (self.level, self.threads) = (run.level, run.threads);
@@ -298,6 +319,20 @@ impl<'a> Attention<'a> {
     /// What it runs on.
     pub(crate) fn runs_on(&self) -> Run {
         Run { level: self.level, threads: self.threads }
+    }
+}
+
+/// The part of a mask or bias that is for some heads.
+fn of_heads<'a, T>(
+    argument: &'static str,
+    view: View<'a, T>,
+    heads: &Range<usize>,
+    to: [usize; 4],
+) -> Result<View<'a, T>, Error> {
+    match view.shape()[1] {
+        1 => Ok(view),
+        n if n == to[1] => view.heads(heads.clone()),
+        _ => Err(Error::Broadcast { argument, got: view.shape(), to }),
     }
 }
 

@@ -43,7 +43,8 @@
 //! | `load.rs` | a layer out of its weights |
 //! | `relative.rs` | T5's bias by distance |
 //! | `inspect.rs` | what a pass has left: queries, keys, values, what each head adds |
-//! | `prune.rs` | the layer without some of its heads |
+//! | `prune.rs` | the layer with fewer heads: pruned, or key/value heads pooled |
+//! | `save.rs` | layers into a file and out of it again |
 //! | `cost.rs` | what a layer costs: parameters, operations, memory |
 //! | `torch.rs` | `nn.MultiheadAttention`: its masks, slots and orders |
 //! | `reference.rs` | the layer in f64, the arbiter of its tests |
@@ -59,6 +60,7 @@ mod prune;
 pub mod reference;
 mod relative;
 mod rotary;
+mod save;
 mod scheme;
 mod tokens;
 pub mod torch;
@@ -72,8 +74,10 @@ pub use headwise_kernels::{Activation, Then, Weight, WeightLayout, Weights};
 pub use linear::Linear;
 pub use load::LayerOptions;
 pub use norm::{Norm, NormKind};
+pub use prune::HeadGroup;
 pub use relative::{Distances, RelativeBias};
 pub use rotary::{Pairing, Rotary, RotaryScaling};
+pub use save::save;
 pub use scheme::Scheme;
 pub use tokens::Tokens;
 pub use weights::{Checkpoint, Tensor, TensorError, WeightsError};

@@ -158,19 +158,61 @@ pub struct Layer {
     norm: Norm,
 }
 
+impl Memory {
+    /// What the attention of the last layer has left.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+}
+
 impl Layer {
     /// `x = layer(x)`, the rows of a batch.
     ///
     /// # Errors
     /// As [`AttentionBlock::forward`].
     pub fn forward(&self, x: &mut [f32], batch: &Batch, memory: &mut Memory) -> Result<(), Error> {
-        let Memory { workspace, attended, inner, .. } = memory;
-        attended.resize(x.len(), 0.0);
-        self.attention.forward(Tokens::ragged(x, &batch.starts)?, &Attention::new(), workspace, attended)?;
+        self.attend(x, batch, &Attention::new(), memory)?;
+        self.feed(x, batch, memory)
+    }
+
+    /// The first step: attention, residual and norm, into the memory.
+    ///
+    /// # Errors
+    /// As [`AttentionBlock::forward`].
+    pub fn attend(
+        &self,
+        x: &[f32],
+        batch: &Batch,
+        attention: &Attention<'_>,
+        memory: &mut Memory,
+    ) -> Result<(), Error> {
+        memory.attended.resize(x.len(), 0.0);
+        let x = Tokens::ragged(x, &batch.starts)?;
+        self.attention.forward(x, attention, &mut memory.workspace, &mut memory.attended)
+    }
+
+    /// The second step: the feed-forward maps, residual and norm, from the memory to `x`.
+    ///
+    /// # Errors
+    /// [`Error::Length`] unless [`Layer::attend`] was given as many rows.
+    pub fn feed(&self, x: &mut [f32], batch: &Batch, memory: &mut Memory) -> Result<(), Error> {
+        let Memory { attended, inner, .. } = memory;
         inner.resize(batch.rows() * self.up.outputs(), 0.0);
         self.up.forward(attended, Then::Activate(self.activation), Run::default(), inner)?;
         self.down.forward(inner, Then::Add(attended), Run::default(), x)?;
         self.norm.in_place(x, Run::default())
+    }
+
+    /// Removes heads from its attention.
+    ///
+    /// # Errors
+    /// As [`MultiHead::prune`](headwise::MultiHead::prune).
+    pub fn prune(&mut self, heads: &[usize]) -> Result<(), Error> {
+        let mut layer = self.attention.layer().clone();
+        layer.prune(heads)?;
+        let (norm, order) = (self.attention.norm().clone(), self.attention.order());
+        self.attention = AttentionBlock::new(layer, norm, order)?;
+        Ok(())
     }
 }
 
@@ -277,6 +319,11 @@ impl<'a> Encoder<'a> {
     /// The layers.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// The layers, to be changed.
+    pub fn layers_mut(&mut self) -> &mut [Layer] {
+        &mut self.layers
     }
 
     /// The rows `[rows, hidden]` that go into the first layer.

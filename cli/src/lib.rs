@@ -6,6 +6,9 @@
 //! | `options.rs` | the options of a run, as JSON |
 //! | `tensors.rs` | the tensors of a run, out of and into safetensors |
 //! | `embed.rs` | `headwise embed`: texts in, embeddings or their similarities out |
+//! | `heads.rs`, `heads/` | `headwise heads`: what the heads of an encoder do on a text, as tables and pictures |
+//! | `text.rs` | a text in sentences that fit a model |
+//! | `files.rs` | files that are written whole or not at all |
 //! | `model.rs` | a model's directory: configuration, tokenizer, weights as mapped memory |
 //! | `encoder.rs` | BERT: embeddings, layers, pooling |
 //! | `bench.rs`, `bench/` | `headwise bench`: the interleaved rounds; shapes, machine, memory, report |
@@ -20,10 +23,13 @@ pub mod case;
 pub mod check;
 pub mod embed;
 pub mod encoder;
+mod files;
+pub mod heads;
 pub mod model;
 mod options;
 pub mod run;
 mod tensors;
+pub mod text;
 
 /// Why a command failed: one line for standard error, and the exit status.
 #[derive(Debug, thiserror::Error)]

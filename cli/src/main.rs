@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use headwise_cli::{bench, check, embed, run};
+use headwise_cli::{bench, check, embed, heads, run};
 
 /// Counts what is allocated, for the bench's `extra_bytes`.
 #[global_allocator]
@@ -23,6 +23,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Embed(embed::Args),
+    Heads(heads::Args),
     Bench(bench::Args),
     Check(check::Args),
 }
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => args.execute(),
         Command::Embed(args) => args.execute(),
+        Command::Heads(args) => args.execute(),
         Command::Bench(args) => args.execute(),
         Command::Check(args) => args.execute(),
     };

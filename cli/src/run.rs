@@ -13,6 +13,7 @@ use headwise::{Attention, DType, Element, Position, Terms, View, ViewMut};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use crate::Failure;
+use crate::files::NewFile;
 use crate::options::{Corner, Layout, Options, Position as Named, Precision, Stage};
 use crate::tensors::{self, Float, Floats, Inputs, Tensor};
 
@@ -137,24 +138,12 @@ impl Args {
             None => None,
         };
         let answer = answer(&input, options.as_deref())?;
-        replace_file(&self.output, &tensors::write(&answer.tensors)?)
+        let bytes = tensors::write(&answer.tensors)?;
+        NewFile::create(&self.output)
+            .and_then(|file| file.finish(&bytes))
             .map_err(|source| RunError::Write { path: self.output.clone(), source })?;
         Ok(answer.summary)
     }
-}
-
-/// Writes a file whole or not at all: a new one beside it takes its place when complete.
-fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(std::io::Error::other("it exists and is not a regular file"));
-    }
-    let name = path.file_name().ok_or_else(|| std::io::Error::other("it does not name a file"))?;
-    let beside = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&beside); // the first error is the one to tell
-    }
-    written
 }
 
 /// The safetensors file that answers the safetensors file `input`; `options` is JSON and goes before the

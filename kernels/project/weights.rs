@@ -3,11 +3,11 @@
 use aligned_vec::{AVec, ConstAlign};
 use half::{bf16, f16};
 
-use crate::Error;
 use crate::call::length;
 use crate::element::{Element, Store};
 use crate::isa::Isa;
 use crate::view::count;
+use crate::{DType, Error};
 
 /// Outputs in a panel: four vectors of AVX-512, eight of AVX2.
 pub(crate) const PANEL: usize = 64;
@@ -192,6 +192,15 @@ impl Weights {
             Panels::F32(_) => Self::pack(data, layout, inputs, outputs),
             Panels::F16(_) => Self::pack(&rounded::<f16>(data), layout, inputs, outputs),
             Panels::Bf16(_) => Self::pack(&rounded::<bf16>(data), layout, inputs, outputs),
+        }
+    }
+
+    /// Their type.
+    pub fn dtype(&self) -> DType {
+        match self.panels {
+            Panels::F32(_) => DType::F32,
+            Panels::F16(_) => DType::F16,
+            Panels::Bf16(_) => DType::Bf16,
         }
     }
 

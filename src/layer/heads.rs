@@ -1,10 +1,11 @@
 //! The layer: its sizes, its parts, its forward passes.
 
-use headwise_kernels::{Error, Stored, Then};
+use headwise_kernels::{Error, Stored, Then, View, ViewMut};
 
 use super::Workspace;
 use super::linear::{Linear, project};
 use super::norm::Norm;
+use super::prune::HeadGroup;
 use super::rotary::Rotary;
 use super::tokens::{Tokens, buffer};
 use crate::attention::resolve_level;
@@ -18,7 +19,8 @@ pub struct MultiHeadConfig {
     pub d_model: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key/value heads: `heads` is a multiple of it (Ainslie et al. 2023, "GQA").
+    /// Key/value heads: `heads` is a multiple of it (Ainslie et al. 2023, "GQA"), unless query heads were
+    /// pruned unevenly ([`MultiHead::groups`]).
     pub kv_heads: usize,
     /// Features of a query or key of one head.
     pub d_k: usize,
@@ -62,6 +64,8 @@ pub struct MultiHead {
     k_norm: Option<Norm>,
     rotary: Option<Rotary>,
     scale: Option<f32>,
+    /// Query heads of each key/value head, none 0.
+    pub(super) groups: Vec<usize>,
     /// The query heads that are left, by their numbers in the layer as it was made.
     pub(super) kept: Vec<usize>,
     /// Query heads of the layer as it was made.
@@ -76,10 +80,18 @@ impl MultiHead {
     /// [`Error::Heads`] if `heads` is not a multiple of `kv_heads`, [`Error::Shape`] if a projection has
     /// other sizes (the last two axes are inputs and outputs).
     pub fn new(config: MultiHeadConfig, q: Linear, k: Linear, v: Linear, out: Linear) -> Result<Self, Error> {
-        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } = config;
+        let MultiHeadConfig { heads, kv_heads, .. } = config;
         if (kv_heads == 0 && heads > 0) || (kv_heads > 0 && !heads.is_multiple_of(kv_heads)) {
             return Err(Error::Heads { query: heads, key: kv_heads });
         }
+        let mut layer = Self::of_parts(config, [q, k, v, out])?;
+        layer.groups = vec![heads.checked_div(kv_heads).unwrap_or(0); kv_heads];
+        Ok(layer)
+    }
+
+    /// A layer of its projections whose groups are yet to be said.
+    pub(super) fn of_parts(config: MultiHeadConfig, [q, k, v, out]: [Linear; 4]) -> Result<Self, Error> {
+        let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, d_out } = config;
         let width = |heads: usize, d: usize| {
             heads.checked_mul(d).ok_or(Error::TooLarge { argument: "heads", shape: [1, 1, heads, d] })
         };
@@ -95,9 +107,9 @@ impl MultiHead {
                 return Err(Error::Shape { argument, got, expected });
             }
         }
-        let (kept, made_with) = ((0..heads).collect(), heads);
+        let (groups, kept, made_with) = (Vec::new(), (0..heads).collect(), heads);
         let (q_norm, k_norm, rotary, scale) = (None, None, None, None);
-        Ok(Self { config, q, k, v, out, q_norm, k_norm, rotary, scale, kept, made_with })
+        Ok(Self { config, q, k, v, out, q_norm, k_norm, rotary, scale, groups, kept, made_with })
     }
 
     /// Norms of queries and keys before they turn: over the features of a head (`d_k` of them, as in Qwen 3)
@@ -260,10 +272,10 @@ impl MultiHead {
         let to = x.view_mut(joined, heads, d_v)?;
         let q = x.view(q, heads, d_k)?;
         match cache {
-            None => attention.run(q, k, v, to)?,
+            None => self.attend(&attention, q, k, v, to)?,
             Some(cache) => {
                 cache.append(k, v)?;
-                if let Err(error) = attention.run(q, cache.keys(), cache.values(), to) {
+                if let Err(error) = self.attend(&attention, q, cache.keys(), cache.values(), to) {
                     for b in 0..x.batch() {
                         let _ = cache.truncate(b, cache.lens()[b] - x.len(b).min(cache.lens()[b]));
                     }
@@ -272,6 +284,29 @@ impl MultiHead {
             }
         }
         project(on, Some(scratch), [self.out.job(joined, then, out)])
+    }
+
+    /// The attention of all heads. Where pruning has left more query heads on some key/value heads than on
+    /// others, each run of equal groups is a call of its own.
+    fn attend<'a, C: Stored>(
+        &self,
+        attention: &Attention<'a>,
+        q: View<'a, f32>,
+        k: View<'a, C>,
+        v: View<'a, C>,
+        mut to: ViewMut<'_, f32>,
+    ) -> Result<(), Error> {
+        if self.groups.windows(2).all(|two| two[0] == two[1]) {
+            return attention.run(q, k, v, to);
+        }
+        let [b, heads, queries, _] = q.shape();
+        let weights = [b, heads, queries, k.shape()[2]];
+        for HeadGroup { heads, kv_heads } in self.groups() {
+            let some = attention.of_heads(&heads, weights)?;
+            let (k, v) = (k.heads(kv_heads.clone())?, v.heads(kv_heads)?);
+            some.run(q.heads(heads.clone())?, k, v, to.heads(heads)?)?;
+        }
+        Ok(())
     }
 
     /// Norm and rotary positions of queries or keys, in place.

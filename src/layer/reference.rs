@@ -19,7 +19,7 @@ pub fn forward(
     [x, keys, values]: [Tokens<'_>; 3],
     attention: &Attention<'_>,
 ) -> Result<Vec<f64>, Error> {
-    let MultiHeadConfig { d_model, heads, kv_heads, d_k, d_v, key_width, value_width, .. } = layer.config();
+    let MultiHeadConfig { d_model, heads, d_k, d_v, key_width, value_width, .. } = layer.config();
     x.check("x", d_model)?;
     keys.check("keys", key_width)?;
     values.check("values", value_width)?;
@@ -37,15 +37,17 @@ pub fn forward(
         turn(rotary, x, d_k, &mut q);
         turn(rotary, keys, d_k, &mut k);
     }
-    // 4. attention; the call is for shapes and terms, the numbers come in f64
+    // 4. a key/value head of its own for each query head
+    let (k, v) = (repeat(layer, &k, d_k), repeat(layer, &v, d_v));
+    // 5. attention; the call is for shapes and terms, the numbers come in f64
     let mut terms = *attention.terms();
     terms.scale = terms.scale.or(layer.scale());
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<f32>>();
     let (q32, k32, v32) = (narrow(&q), narrow(&k), narrow(&v));
     let call = Call::new(
         x.view(&q32, heads, d_k)?,
-        keys.view(&k32, kv_heads, d_k)?,
-        values.view(&v32, kv_heads, d_v)?,
+        keys.view(&k32, heads, d_k)?,
+        values.view(&v32, heads, d_v)?,
         &terms,
     )?;
     let at = |data: &[f64], tokens: Tokens<'_>, heads: usize, d: usize, [b, h, i, c]: [usize; 4]| {
@@ -53,11 +55,9 @@ pub fn forward(
     };
     let result = evaluate(
         &call,
-        [&|i| at(&q, x, heads, d_k, i), &|i| at(&k, keys, kv_heads, d_k, i), &|i| {
-            at(&v, values, kv_heads, d_v, i)
-        }],
+        [&|i| at(&q, x, heads, d_k, i), &|i| at(&k, keys, heads, d_k, i), &|i| at(&v, values, heads, d_v, i)],
     );
-    // 5. heads side by side
+    // 6. heads side by side
     let longest = call.out_shape()[2];
     let mut joined = vec![0.0; x.rows() * heads * d_v];
     for row in 0..x.rows() {
@@ -67,7 +67,7 @@ pub fn forward(
             joined[(row * heads + h) * d_v..][..d_v].copy_from_slice(&result.out[from..from + d_v]);
         }
     }
-    // 6. the last projection
+    // 7. the last projection
     let out = project(wo, &joined);
     Ok(if wo.inputs() == 0 { project_nothing(wo, x.rows()) } else { out })
 }
@@ -107,6 +107,16 @@ pub fn project(linear: &Linear, x: &[f64]) -> Vec<f64> {
 fn project_nothing(linear: &Linear, rows: usize) -> Vec<f64> {
     let row = |o: usize| linear.bias().map_or(0.0, |bias| bias[o] as f64);
     (0..rows).flat_map(|_| (0..linear.outputs()).map(row)).collect()
+}
+
+/// `x [rows, kv_heads, d]` with each head as often as there are query heads on it.
+fn repeat(layer: &MultiHead, x: &[f64], d: usize) -> Vec<f64> {
+    let row = |x: &[f64]| -> Vec<f64> {
+        let heads = layer.groups.iter().zip(x.chunks_exact(d));
+        heads.flat_map(|(&n, head)| head.repeat(n)).collect()
+    };
+    let width = layer.groups.len() * d;
+    if width == 0 { Vec::new() } else { x.chunks_exact(width).flat_map(row).collect() }
 }
 
 fn turn(rotary: &Rotary, tokens: Tokens<'_>, d: usize, x: &mut [f64]) {

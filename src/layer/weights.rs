@@ -5,12 +5,13 @@
 //! sizes that overflow, tensors that overlap or leave holes, a header that is cut or too long), a tensor has
 //! the shape that is asked for or is refused, and no axis is 0, so that no size exceeds the file's own.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
 use half::{bf16, f16};
 use headwise_kernels::{Error, WeightLayout, Weights};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use super::linear::Linear;
 use super::norm::Norm;
@@ -29,6 +30,8 @@ use super::norm::Norm;
 #[derive(Debug)]
 pub struct Checkpoint<'a> {
     files: Vec<SafeTensors<'a>>,
+    /// Of each file.
+    metadata: Vec<HashMap<String, String>>,
 }
 
 /// Why weights were refused.
@@ -45,6 +48,8 @@ pub enum WeightsError {
     Tensors(Vec<TensorError>),
     /// What the tensors make up is refused.
     Layer(Error),
+    /// The metadata that [`save`](super::save) writes is not there or not as it must be.
+    Metadata(String),
 }
 
 /// A tensor that is not as it must be.
@@ -111,6 +116,7 @@ impl fmt::Display for WeightsError {
                 }
             }
             Self::Layer(error) => write!(f, "{error}"),
+            Self::Metadata(why) => write!(f, "metadata: {why}"),
         }
     }
 }
@@ -136,10 +142,12 @@ impl<'a> Checkpoint<'a> {
     /// [`WeightsError::Format`] unless all are safetensors files, [`WeightsError::Twice`] if two have a
     /// tensor of the same name.
     pub fn new(files: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, WeightsError> {
-        let mut all: Vec<SafeTensors<'a>> = Vec::new();
+        let (mut all, mut metadata): (Vec<SafeTensors<'a>>, _) = (Vec::new(), Vec::new());
+        let refused = |error: SafeTensorError| WeightsError::Format(error.to_string());
         for bytes in files {
-            let file =
-                SafeTensors::deserialize(bytes).map_err(|error| WeightsError::Format(error.to_string()))?;
+            let file = SafeTensors::deserialize(bytes).map_err(refused)?;
+            let (_, header) = SafeTensors::read_metadata(bytes).map_err(refused)?;
+            metadata.push(header.metadata().clone().unwrap_or_default());
             let mut twice = file.names();
             twice.retain(|name| all.iter().any(|other| other.tensor(name).is_ok()));
             if let Some(name) = twice.into_iter().min() {
@@ -147,12 +155,17 @@ impl<'a> Checkpoint<'a> {
             }
             all.push(file);
         }
-        Ok(Self { files: all })
+        Ok(Self { files: all, metadata })
     }
 
     /// The names of all tensors, in no order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().flat_map(SafeTensors::names)
+    }
+
+    /// What the files' own metadata say under a key.
+    pub fn metadata<'s>(&'s self, key: &'s str) -> impl Iterator<Item = &'s str> {
+        self.metadata.iter().filter_map(move |file| file.get(key).map(String::as_str))
     }
 
     /// Whether there is a tensor of this name.
@@ -216,6 +229,12 @@ impl<'a> Checkpoint<'a> {
         let (weight, bias) = both(weight, self.optional(&format!("{name}.{bias}"), &[features]))?;
         let bias = bias.map(|tensor| tensor.numbers());
         Ok(Norm::layer(&weight.numbers(), bias.as_deref(), eps)?)
+    }
+
+    /// The bytes of a tensor of this type.
+    pub(super) fn bytes(&self, name: &str, dtype: Dtype) -> Option<&'a [u8]> {
+        let view = self.files.iter().find_map(|file| file.tensor(name).ok())?;
+        (view.dtype() == dtype).then(|| view.data())
     }
 
     /// A tensor that need not be there, but has this shape if it is.

@@ -83,45 +83,6 @@ fn pruned_heads_take_their_bias_with_them() {
     assert!(matches!(wrong, Err(Error::Broadcast { argument: "bias", .. })), "{wrong:?}");
 }
 
-/// The same kind: any heads of any layer, once and again, are like gates of 0; numbers do not move.
-#[test]
-fn pruned_is_like_gated() {
-    let config = MultiHeadConfig { kv_heads: 3, d_k: 5, d_v: 7, ..MultiHeadConfig::new(20, 6) };
-    let full = layer(config, [true; 4]);
-    let x = noise(3, 11 * 20);
-    let x = Tokens::even(&x, 1, 11);
-    let slopes = noise(4, 6);
-    for (heads, again) in
-        [(&[2, 3][..], &[][..]), (&[0, 1], &[4, 5]), (&[0, 2, 4], &[0]), (&[], &[0, 1, 2, 3])]
-    {
-        let mut pruned = full.clone();
-        pruned.prune(heads).unwrap();
-        pruned.prune(again).unwrap();
-        let gates: Vec<f32> =
-            (0..6).map(|h| if heads.contains(&h) || again.contains(&h) { 0.0 } else { 1.0 }).collect();
-        let left = pruned.select(&slopes).unwrap();
-        let (mut out, mut want) = (vec![0.0; 11 * 20], vec![0.0; 11 * 20]);
-        let attention = Attention::new().slopes(&slopes).gates(&gates);
-        full.forward(x, &attention, &mut Workspace::new(), &mut want).unwrap();
-        let attention = Attention::new().slopes(&left);
-        pruned.forward(x, &attention, &mut Workspace::new(), &mut out).unwrap();
-        let want: Vec<f64> = want.iter().map(|&x| x as f64).collect();
-        near(&out, &want, 1e-6, format!("{heads:?}, then {again:?}"));
-    }
-    let mut layer = full.clone();
-    assert_eq!(layer.prune(&[1]), Err(Error::Heads { query: 5, key: 3 })); // one group of 1, two of 2
-    assert_eq!(layer.prune(&[1, 2, 3]), Err(Error::Heads { query: 3, key: 2 }));
-    let beyond = Error::BeyondAxis { argument: "heads", index: 1, got: 6, axis: 6 };
-    assert_eq!(layer.prune(&[0, 6]), Err(beyond));
-    assert_eq!(layer.kept(), [0, 1, 2, 3, 4, 5]);
-    assert!(layer.select(&[1.0; 7]).is_err());
-    layer.prune(&[0, 1, 2, 3, 4, 5]).unwrap();
-    let mut out = vec![f32::NAN; 11 * 20];
-    layer.forward(x, &Attention::new().scale(1.0), &mut Workspace::new(), &mut out).unwrap();
-    let [_, _, _, wo] = layer.linears();
-    assert_eq!(&out[..20], wo.bias().unwrap()); // no heads at all
-}
-
 /// huggingface/transformers #9853: the head mask met a tensor that was not used afterwards.
 #[test]
 fn gates_reach_the_result() {

@@ -5,7 +5,9 @@ mod cached;
 mod differential;
 mod faults;
 mod linear;
+mod prune;
 mod rotary;
+mod save;
 mod torch;
 
 use headwise::layer::{Linear, MultiHead, MultiHeadConfig, WeightLayout};

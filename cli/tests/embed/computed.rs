@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::{Model, embed, embeddings};
+use crate::{Model, WHOLE, embed, embeddings};
 
 /// Texts and their tokens, of all lengths from 3 to the 16 positions.
 const TEXTS: [(&str, &[usize]); 4] = [
@@ -30,7 +30,7 @@ fn embeddings_are_those_of_the_formula() {
     let texts = TEXTS.map(|(text, _)| text);
     for ((text, ids), (tokens, got)) in TEXTS.into_iter().zip(embeddings(&folder, &texts, "")) {
         assert_eq!(tokens, ids.len(), "{text}");
-        assert_close(text, &got, &model.embedding(ids, false));
+        assert_close(text, &got, &model.embedding(ids, false, &WHOLE));
     }
 }
 
@@ -40,7 +40,7 @@ fn the_first_token_where_the_model_says_so() {
     model.pooling = Some(json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}));
     let folder = model.write("first");
     for (text, ids) in TEXTS {
-        assert_close(text, &embeddings(&folder, &[text], "")[0].1, &model.embedding(ids, true));
+        assert_close(text, &embeddings(&folder, &[text], "")[0].1, &model.embedding(ids, true, &WHOLE));
     }
 }
 
@@ -94,7 +94,7 @@ fn texts_from_arguments_a_file_or_standard_input() {
 fn the_table_shows_texts_and_cosines() {
     let model = Model::new();
     let output = embed(&model.write("table"), &[TEXTS[0].0, TEXTS[1].0], "");
-    let (a, b) = (model.embedding(TEXTS[0].1, false), model.embedding(TEXTS[1].1, false));
+    let (a, b) = (model.embedding(TEXTS[0].1, false, &WHOLE), model.embedding(TEXTS[1].1, false, &WHOLE));
     let cosine: f64 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
     let want = format!(
         "  1  The river\n  2  the bank was closed.\n\n         1      2\n  \

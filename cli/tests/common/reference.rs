@@ -1,8 +1,12 @@
 //! BERT in f64, text by text, one pass after the other.
 
-use crate::{HEADS, HIDDEN, LAYERS, Model};
+use super::{HEADS, HIDDEN, LAYERS, Model};
 
-type Rows = Vec<Vec<f64>>;
+pub type Rows = Vec<Vec<f64>>;
+/// A factor on the output of each head.
+pub type Gates = [[f64; HEADS]; LAYERS];
+/// All of them whole.
+pub const WHOLE: Gates = [[1.0; HEADS]; LAYERS];
 
 impl Model {
     fn tensor(&self, name: &str) -> Vec<f64> {
@@ -27,19 +31,22 @@ impl Model {
         x.iter().map(row).collect()
     }
 
-    /// The rows behind the last layer.
-    pub fn rows(&self, ids: &[usize]) -> Rows {
+    /// The rows behind the last layer, and the attention maps of each layer, `[heads, tokens, tokens]`. Gates
+    /// are factors on the output of each head.
+    pub fn rows(&self, ids: &[usize], gates: &Gates) -> (Rows, Vec<Vec<Rows>>) {
         let [words, places, kinds] = ["word", "position", "token_type"]
             .map(|name| self.tensor(&format!("embeddings.{name}_embeddings.weight")));
         let row = |(i, &id): (usize, &usize)| {
             (0..HIDDEN).map(|c| words[id * HIDDEN + c] + places[i * HIDDEN + c] + kinds[c]).collect()
         };
         let mut x = self.norm("embeddings.LayerNorm", &ids.iter().enumerate().map(row).collect());
-        for layer in 0..LAYERS {
+        let mut maps = Vec::new();
+        for (layer, gates) in gates.iter().enumerate() {
             let name = |part: &str| format!("encoder.layer.{layer}.{part}");
             let [q, k, v] = ["query", "key", "value"]
                 .map(|part| self.linear(&name(&format!("attention.self.{part}")), &x));
-            let heads = attention(&q, &k, &v);
+            let (heads, map) = attention(&q, &k, &v, gates);
+            maps.push(map);
             let sum = add(&x, &self.linear(&name("attention.output.dense"), &heads));
             x = self.norm(&name("attention.output.LayerNorm"), &sum);
             let mut inner = self.linear(&name("intermediate.dense"), &x);
@@ -47,12 +54,12 @@ impl Model {
             let sum = add(&x, &self.linear(&name("output.dense"), &inner));
             x = self.norm(&name("output.LayerNorm"), &sum);
         }
-        x
+        (x, maps)
     }
 
     /// The normalised mean of some rows.
-    pub fn embedding(&self, ids: &[usize], first_only: bool) -> Vec<f64> {
-        let rows = self.rows(ids);
+    pub fn embedding(&self, ids: &[usize], first_only: bool, gates: &Gates) -> Vec<f64> {
+        let (rows, _) = self.rows(ids, gates);
         let rows = if first_only { &rows[..1] } else { &rows[..] };
         let sum: Vec<f64> = (0..HIDDEN).map(|c| rows.iter().map(|row| row[c]).sum()).collect();
         let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -64,21 +71,25 @@ fn add(a: &Rows, b: &Rows) -> Rows {
     a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a + b).collect()).collect()
 }
 
-fn attention(q: &Rows, k: &Rows, v: &Rows) -> Rows {
+fn attention(q: &Rows, k: &Rows, v: &Rows, gates: &[f64; HEADS]) -> (Rows, Vec<Rows>) {
     let d = HIDDEN / HEADS;
-    let mut out = vec![vec![0.0; HIDDEN]; q.len()];
-    for head in 0..HEADS {
+    let (mut out, mut maps) = (vec![vec![0.0; HIDDEN]; q.len()], Vec::new());
+    for (head, gate) in gates.iter().enumerate() {
         let columns = head * d..(head + 1) * d;
+        let mut map = Vec::new();
         for (q, out) in q.iter().zip(&mut out) {
             let dot = |k: &Vec<f64>| columns.clone().map(|c| q[c] * k[c]).sum::<f64>();
             let weights: Vec<f64> = k.iter().map(|k| (dot(k) / (d as f64).sqrt()).exp()).collect();
             let sum: f64 = weights.iter().sum();
+            let weights: Vec<f64> = weights.iter().map(|w| w / sum).collect();
             for c in columns.clone() {
-                out[c] = weights.iter().zip(v).map(|(w, v)| w / sum * v[c]).sum();
+                out[c] = gate * weights.iter().zip(v).map(|(w, v)| w * v[c]).sum::<f64>();
             }
+            map.push(weights);
         }
+        maps.push(map);
     }
-    out
+    (out, maps)
 }
 
 /// By its series (Abramowitz and Stegun 1964, 7.1.6: all terms positive).
