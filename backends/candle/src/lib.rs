@@ -19,6 +19,7 @@
 //! | `op.rs` | the operation: candle's storage and layouts as headwise's views |
 //! | `flash.rs` | the same behind the signature of candle-nn's CPU flash attention |
 //! | `cache.rs` | keys and values kept between the steps of a model |
+//! | `heads.rs` | the layer: projections out of a `VarBuilder`, and attention |
 //! | `plain.rs` | the formula in candle's own operations, for gradients |
 //!
 //! Tensors are read where they lie, whatever narrow, transpose, permute or broadcast have made of them.
@@ -26,12 +27,14 @@
 
 mod cache;
 mod flash;
+mod heads;
 mod op;
 mod options;
 mod plain;
 
 pub use cache::KvCache;
 pub use flash::{AttnMask, flash_attn};
+pub use heads::{Bias, MultiHead, MultiHeadConfig};
 pub use headwise;
 pub use op::sdpa;
 pub use options::{Backward, Options};
