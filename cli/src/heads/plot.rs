@@ -1,5 +1,5 @@
-//! The pictures: entropy by layer, a number of every head, similar heads side by side, an attention map, what is
-//! left without heads.
+//! The pictures: entropy by layer, a number of every head, similar heads side by side, an attention map, what
+//! is left without heads.
 
 use super::Choice;
 use super::measure::Maps;
