@@ -6,7 +6,7 @@
 //! | `options.rs` | the options of a run, as JSON |
 //! | `tensors.rs` | the tensors of a run, out of and into safetensors |
 //! | `embed.rs` | `headwise embed`: texts in, embeddings or their similarities out |
-//! | `heads.rs`, `heads/` | `headwise heads`: what the heads of an encoder do on a text, as tables and pictures |
+//! | `heads.rs`, `heads/` | `headwise heads`: what the heads of an encoder do on a text |
 //! | `text.rs` | a text in sentences that fit a model |
 //! | `files.rs` | files that are written whole or not at all |
 //! | `model.rs` | a model's directory: configuration, tokenizer, weights as mapped memory |

@@ -15,8 +15,8 @@ pub struct Sentence {
     pub special: Vec<bool>,
 }
 
-/// The sentences of a text, each of at most `positions` tokens. A sentence of nothing but added tokens is left
-/// out.
+/// The sentences of a text, each of at most `positions` tokens. A sentence of nothing but added tokens is
+/// left out.
 ///
 /// # Errors
 /// What the tokenizer says; or that there is no room for words beside the added tokens.

@@ -1,9 +1,9 @@
 //! The layer with fewer heads. Pruning: rows of W_Q, W_K and W_V and columns of W_O are gone, and so is the
 //! work; the bias of W_O stays whole. Pooling: several key/value heads become one, their mean.
 //!
-//! Query heads on one key/value head may go unevenly: nothing is repeated or filled up, the layer remembers how
-//! many are left on each ([`MultiHead::groups`]). Numbers of heads are those of the layer as it was made, and
-//! do not move when heads before them go.
+//! Query heads on one key/value head may go unevenly: nothing is repeated or filled up, the layer remembers
+//! how many are left on each ([`MultiHead::groups`]). Numbers of heads are those of the layer as it was made,
+//! and do not move when heads before them go.
 
 use core::ops::Range;
 
@@ -25,7 +25,8 @@ pub struct HeadGroup {
 
 impl MultiHead {
     /// Removes query heads, named by their numbers in the layer as it was made. A key/value head goes with
-    /// the last query head on it. What is left is the layer with gates of 0 on what is gone, but for rounding.
+    /// the last query head on it. What is left is the layer with gates of 0 on what is gone, but for
+    /// rounding.
     ///
     /// What a call gives for each head (slopes, sinks, gates, the head axis of a mask or bias) is for the
     /// heads that are left: [`MultiHead::select`] picks it from what was there for all.
@@ -45,8 +46,8 @@ impl MultiHead {
     /// ```
     ///
     /// # Errors
-    /// [`Error::BeyondAxis`] if there was no such head, [`Error::Length`] if a norm over all heads forbids it.
-    /// The layer stays as it was.
+    /// [`Error::BeyondAxis`] if there was no such head, [`Error::Length`] if a norm over all heads forbids
+    /// it. The layer stays as it was.
     pub fn prune(&mut self, heads: &[usize]) -> Result<(), Error> {
         if let Some((index, &got)) = heads.iter().enumerate().find(|&(_, &head)| head >= self.made_with) {
             return Err(Error::BeyondAxis { argument: "heads", index, got, axis: self.made_with });

@@ -1,5 +1,5 @@
-//! Layers into a safetensors file, and out of it again just as they were: pruned, pooled, with their norms and
-//! rotary positions.
+//! Layers into a safetensors file, and out of it again just as they were: pruned, pooled, with their norms
+//! and rotary positions.
 //!
 //! ```text
 //! {prefix}.q_proj.weight [out, in], .bias; k_proj, v_proj, o_proj; q_norm, k_norm; rotary.frequencies

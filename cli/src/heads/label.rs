@@ -1,8 +1,8 @@
 //! What a head's figures say of it.
 //!
-//! A label is a figure with a threshold, no more: more than half of the weight on one kind of key, and at least
-//! three times what equal weights would put there. A head is called broad only where others are not: a layer
-//! without training is broad all over, and that says nothing of any head.
+//! A label is a figure with a threshold, no more: more than half of the weight on one kind of key, and at
+//! least three times what equal weights would put there. A head is called broad only where others are not: a
+//! layer without training is broad all over, and that says nothing of any head.
 
 use serde::Serialize;
 

@@ -1,5 +1,5 @@
-//! Runs the encoder on the sentences, batch by batch, and looks at its heads: their statistics, how alike they
-//! are, what an embedding loses without each.
+//! Runs the encoder on the sentences, batch by batch, and looks at its heads: their statistics, how alike
+//! they are, what an embedding loses without each.
 
 use headwise::importance::Importance;
 use headwise::similarity::{HeadMatrix, JensenShannon, OutputCosine, cluster};
@@ -186,8 +186,8 @@ fn similarity((layer, sums): (usize, &Sums)) -> Similarity {
     }
 }
 
-/// What the embeddings lose without each head, layer by layer: `1 - cosine`, the mean over the sentences. Only
-/// the layers from the head's own on are computed again.
+/// What the embeddings lose without each head, layer by layer: `1 - cosine`, the mean over the sentences.
+/// Only the layers from the head's own on are computed again.
 fn importance(
     encoder: &Encoder<'_>,
     sentences: &[Sentence],

@@ -1,5 +1,5 @@
-//! The pictures: entropy by layer, a number of every head, similar heads side by side, an attention map, what is
-//! left without heads.
+//! The pictures: entropy by layer, a number of every head, similar heads side by side, an attention map, what
+//! is left without heads.
 
 use super::Choice;
 use super::measure::Maps;
@@ -8,7 +8,7 @@ use super::svg::{Anchor, Svg};
 
 /// Width and height of a plot with axes, and what its frame leaves at left, right, top and bottom.
 const SIZE: [f64; 2] = [440.0, 270.0];
-const MARGINS: [f64; 4] = [44.0, 12.0, 14.0, 38.0];
+const MARGINS: [f64; 4] = [54.0, 12.0, 14.0, 38.0];
 
 /// Every picture, with the name of its file.
 pub(super) fn all(report: &Report, maps: &[Maps<'_>], choice: Choice) -> Vec<(String, Svg)> {
@@ -37,8 +37,8 @@ impl Axes {
         svg.text("soft", [(left + width - right) / 2.0, height - 4.0], Anchor::Middle, x);
         svg.upwards("soft", [12.0, (top + height - bottom) / 2.0], Anchor::Middle, y);
         let mut axes = Self { svg, ends };
-        for tenth in [0.0, 0.25, 0.5, 0.75, 1.0] {
-            let value = tenth * ends[1];
+        let step = 0.25 * (ends[1] / 2.0).ceil();
+        for value in (0..).map(|n| f64::from(n) * step).take_while(|&value| value <= ends[1]) {
             let ([x0, y], [x1, _]) = (axes.at([0.0, value]), axes.at([ends[0], value]));
             axes.svg.line("line", &[[x0, y], [x1, y]]);
             axes.svg.text("soft", [left - 6.0, y + 4.0], Anchor::End, format_args!("{value:.2}"));

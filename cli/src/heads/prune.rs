@@ -1,5 +1,5 @@
-//! Removes heads, the least important first, and looks at what is left: how near the embeddings stay, what the
-//! model costs. The heads are gone from the weights, not behind gates.
+//! Removes heads, the least important first, and looks at what is left: how near the embeddings stay, what
+//! the model costs. The heads are gone from the weights, not behind gates.
 
 use std::time::Instant;
 

@@ -16,7 +16,8 @@ fn normal(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| (0..12).map(|_| even()).sum::<f32>() - 6.0).collect()
 }
 
-/// Layers of all sizes of weights, from nearly equal attention to nearly hard: of none of them anything is said.
+/// Layers of all sizes of weights, from nearly equal attention to nearly hard: of none of them anything is
+/// said.
 #[test]
 fn nothing_is_claimed_of_random_layers() {
     const D: usize = 96;

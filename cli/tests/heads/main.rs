@@ -1,6 +1,6 @@
 //! `headwise heads` from the outside: a small model made here, held against BERT's formula in f64; weights
-//! without training, of which nothing is claimed; whatever is wrong with model, text or files, told in one line
-//! with exit status 2; and all-MiniLM-L6-v2 itself, where it is.
+//! without training, of which nothing is claimed; whatever is wrong with model, text or files, told in one
+//! line with exit status 2; and all-MiniLM-L6-v2 itself, where it is.
 
 #[path = "../common/mod.rs"]
 mod common;
