@@ -36,7 +36,7 @@ fn random_problems() {
         for (at, row) in want.rows.iter().enumerate().filter(|(_, row)| row.keys > 0) {
             let (b, head, i) = (at / (h * lq), at / lq % h, at % lq);
             let (p, ids) = (&want.attention.weights[at * lk..][..lk], &ids[b * lk..][..lk]);
-            let pos = i as i64 + offset(b);
+            let pos = (i as i64).saturating_add(offset(b));
             let valid = terms.kv_lens.map_or(lk, |lens| lens[b]) as i64;
             if pos < 0 || pos >= valid {
                 continue;

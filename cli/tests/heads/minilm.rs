@@ -1,5 +1,5 @@
-//! all-MiniLM-L6-v2 on an English text, where it is: what must hold of any trained encoder of its kind. Which
-//! of its heads do what is not asserted here.
+//! all-MiniLM-L6-v2 on an English text, where it is: what must hold of any trained encoder of its kind, and
+//! the heads that `docs/heads.md` names.
 
 use crate::*;
 
@@ -18,6 +18,10 @@ fn minilm_is_measured_whole() {
         }
         assert!(number(head, "importance") > 0.0, "{head}");
     }
+    let labels = |layer: usize, head: usize| heads[12 * layer + head]["labels"].to_string();
+    assert_eq!((labels(0, 2), labels(1, 8)), (r#"["previous"]"#.into(), r#"["next"]"#.into()));
+    assert!((0..12).filter(|&head| labels(0, head) == r#"["broad"]"#).count() >= 6);
+    assert!((12..72).all(|head| labels(head / 12, head % 12) != r#"["broad"]"#));
     let pruning = list(&report, "pruning");
     let (first, last) = (&pruning[0], &pruning[pruning.len() - 1]);
     assert!((number(first, "cosine") - 1.0).abs() < 1e-5);
