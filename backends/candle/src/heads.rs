@@ -47,11 +47,10 @@ impl MultiHeadConfig {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_nn::{VarBuilder, VarMap};
+/// use candle_nn::VarBuilder;
 /// use headwise_candle::{KvCache, MultiHead, MultiHeadConfig, Options};
 ///
-/// let weights = VarMap::new(); // or `VarBuilder::from_mmaped_safetensors`
-/// let builder = VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu);
+/// let builder = VarBuilder::zeros(DType::F32, &Device::Cpu); // or `VarBuilder::from_mmaped_safetensors`
 /// let config = MultiHeadConfig { kv_heads: 2, ..MultiHeadConfig::new(64, 8) };
 /// let layer = MultiHead::new(config, builder.pp("model.layers.0.self_attn"))?;
 ///
@@ -60,8 +59,8 @@ impl MultiHeadConfig {
 /// assert_eq!(y.dims(), [1, 10, 64]);
 ///
 /// let mut cache = KvCache::new(1024);
-/// layer.forward_cached(&x.narrow(1, 0, 9)?.detach(), &mut cache, &Options::new().causal())?; // the prompt
-/// layer.forward_cached(&x.narrow(1, 9, 1)?.detach(), &mut cache, &Options::new().causal())?; // a step
+/// layer.forward_cached(&x.narrow(1, 0, 9)?, &mut cache, &Options::new().causal())?; // the prompt
+/// layer.forward_cached(&x.narrow(1, 9, 1)?, &mut cache, &Options::new().causal())?; // a step
 /// assert_eq!(cache.lens(), [10]);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
