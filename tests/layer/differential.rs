@@ -199,7 +199,9 @@ fn what_a_layer_costs() {
         let x = noise(1, 30 * 512);
         let (mut workspace, mut out) = (Workspace::new(), vec![0.0; 30 * 512]);
         plain.forward(Tokens::even(&x, 3, 10), &Attention::new(), &mut workspace, &mut out).unwrap();
-        assert_eq!(workspace.bytes(), memory.workspace);
+        // Beside it lies the scratch of the threads.
+        let scratch = workspace.bytes().checked_sub(memory.workspace).expect("no less");
+        assert!(scratch <= rayon::current_num_threads() << 20, "{scratch}");
     }
     let grouped = MultiHeadConfig { kv_heads: 2, d_k: 16, d_v: 8, ..MultiHeadConfig::new(64, 8) };
     let shape = CostShape { batch: 1, queries: 1, keys: 1000, new_keys: 1 };
