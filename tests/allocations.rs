@@ -95,8 +95,11 @@ fn a_third_call_allocates_nothing() {
     assert!(count(|| call(&plain.sequential(), "plain", 1)) > 0, "scratch is counted");
     // They live to the end: what a thread frees when it ends would be counted.
     let pools = [1, 2].map(|threads| ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
+    // All threads have started, and taken what a thread of a pool needs, before anything is counted.
     for pool in &pools {
         pool.broadcast(|_| ());
+    }
+    for pool in &pools {
         for way in ["plain", "packed", "paged"] {
             let call = Mutex::new(&mut call);
             pool.install(|| {
