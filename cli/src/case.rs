@@ -18,7 +18,6 @@ mod limits;
 pub use draw::{Draw, Values, splitmix};
 use draw::{number, offset};
 pub use form::Form;
-use form::Served;
 use limits::Limits;
 
 /// A tensor in memory: a logical shape over data that may be permuted, padded, reversed or broadcast.
@@ -324,24 +323,6 @@ impl Case {
             answers.push((level.name(), answer));
         }
         Ok(())
-    }
-
-    /// Runs the case in its form, which must give the same bits as by strides; any NaN is like any other.
-    fn check_form(&self, level: Level) -> Result<(), String> {
-        let bits = |form| {
-            let answer = self.typed(Served(self, level, form));
-            let (out, lse) = answer.map_err(|error| format!("{level}, {form:?}: {error}"))?;
-            let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
-            Ok::<_, String>([out, lse].concat().into_iter().map(bits).collect::<Vec<u32>>())
-        };
-        let (got, want) = (bits(self.form)?, bits(Form::Strided)?);
-        match (0..want.len()).find(|&at| got[at] != want[at]) {
-            None => Ok(()),
-            Some(at) => {
-                let [got, want] = [got[at], want[at]].map(f32::from_bits);
-                Err(format!("{level}: [out, lse][{at}] is {got:e} {:?}, by strides {want:e}", self.form))
-            }
-        }
     }
 
     /// Holds output and LSE against others. Two levels may differ by no more than one of them from the

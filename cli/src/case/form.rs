@@ -118,9 +118,29 @@ impl Layout {
     }
 }
 
+impl Case {
+    /// Runs the case in its form, which must give the same bits as by strides; any NaN is like any other.
+    pub(super) fn check_form(&self, level: Level) -> Result<(), String> {
+        let bits = |form| {
+            let answer = self.typed(Served(self, level, form));
+            let (out, lse) = answer.map_err(|error| format!("{level}, {form:?}: {error}"))?;
+            let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+            Ok::<_, String>([out, lse].concat().into_iter().map(bits).collect::<Vec<u32>>())
+        };
+        let (got, want) = (bits(self.form)?, bits(Form::Strided)?);
+        match (0..want.len()).find(|&at| got[at] != want[at]) {
+            None => Ok(()),
+            Some(at) => {
+                let [got, want] = [got[at], want[at]].map(f32::from_bits);
+                Err(format!("{level}: [out, lse][{at}] is {got:e} {:?}, by strides {want:e}", self.form))
+            }
+        }
+    }
+}
+
 /// The answer of a case in a form, laid out as the strided one's. Memory is compact: another path may take
 /// what is not, and round otherwise.
-pub(super) struct Served<'a>(pub &'a Case, pub Level, pub Form);
+struct Served<'a>(&'a Case, Level, Form);
 
 impl Typed for Served<'_> {
     type Output = Result<(Vec<f32>, Vec<f32>), Error>;

@@ -4,6 +4,7 @@
 //! least three times what equal weights would put there. A head is called broad only where others are not: a
 //! layer without training is broad all over, and that says nothing of any head.
 
+use headwise::{HeadStatistics, Statistic};
 use serde::Serialize;
 
 /// Means over the rows of a text. Weights are shares of 1.
@@ -31,6 +32,26 @@ pub struct Figures {
     pub largest: f64,
     /// The norm of the head's output.
     pub norm: f64,
+}
+
+impl From<&HeadStatistics> for Figures {
+    /// Means over no rows are 0.
+    fn from(head: &HeadStatistics) -> Self {
+        let mean = |statistic| head.mean(statistic).unwrap_or(0.0);
+        Self {
+            entropy: mean(Statistic::Entropy),
+            normalised_entropy: mean(Statistic::NormalisedEntropy),
+            first: mean(Statistic::First),
+            separators: mean(Statistic::Special),
+            previous: mean(Statistic::Previous),
+            next: mean(Statistic::Next),
+            diagonal: mean(Statistic::Diagonal),
+            distance: mean(Statistic::Distance),
+            absolute_distance: mean(Statistic::AbsoluteDistance),
+            largest: mean(Statistic::Largest),
+            norm: mean(Statistic::Norm),
+        }
+    }
 }
 
 /// What equal weights on all tokens of the same sentences would give.

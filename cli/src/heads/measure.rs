@@ -3,7 +3,7 @@
 
 use headwise::importance::Importance;
 use headwise::similarity::{HeadMatrix, JensenShannon, OutputCosine, cluster};
-use headwise::{Attention, Error, HeadStatistics, Stage, Statistic, StatisticsOptions, Tokens, ViewMut};
+use headwise::{Attention, Error, HeadStatistics, Stage, StatisticsOptions, Tokens, ViewMut};
 use indicatif::ProgressBar;
 
 use super::label::{Chance, Figures, labels};
@@ -54,7 +54,7 @@ pub(super) fn report(
     bar.set_message("importance");
     let importance = importance(encoder, &sentences[..measured], bar)?;
 
-    let figures: Vec<Figures> = layers.iter().flat_map(|sums| &sums.statistics).map(figures).collect();
+    let figures: Vec<Figures> = layers.iter().flat_map(|sums| &sums.statistics).map(Figures::from).collect();
     let chance = chance(sentences);
     let places = encoder
         .layers()
@@ -138,23 +138,6 @@ fn add(all: &mut Sums, more: &Sums) -> Result<(), Error> {
     all.statistics.iter_mut().zip(&more.statistics).for_each(|(all, more)| all.add(more));
     all.distances.add(&more.distances)?;
     all.cosines.add(&more.cosines)
-}
-
-fn figures(head: &HeadStatistics) -> Figures {
-    let mean = |statistic| head.mean(statistic).unwrap_or(0.0);
-    Figures {
-        entropy: mean(Statistic::Entropy),
-        normalised_entropy: mean(Statistic::NormalisedEntropy),
-        first: mean(Statistic::First),
-        separators: mean(Statistic::Special),
-        previous: mean(Statistic::Previous),
-        next: mean(Statistic::Next),
-        diagonal: mean(Statistic::Diagonal),
-        distance: mean(Statistic::Distance),
-        absolute_distance: mean(Statistic::AbsoluteDistance),
-        largest: mean(Statistic::Largest),
-        norm: mean(Statistic::Norm),
-    }
 }
 
 /// What equal weights would give: each row of a sentence of `n` tokens puts `1/n` on each.

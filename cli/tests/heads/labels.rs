@@ -49,22 +49,11 @@ fn nothing_is_claimed_of_random_layers() {
         let options = StatisticsOptions::new().special(&last);
         let statistics =
             Attention::new().run_with_statistics(q, k, v, to.expect("a view"), &options).expect("statistics");
-        let figures: Vec<Figures> = statistics
-            .heads()
-            .iter()
-            .map(|head| {
-                let mean = |statistic| head.mean(statistic).expect("rows");
-                Figures {
-                    normalised_entropy: mean(Statistic::NormalisedEntropy),
-                    first: mean(Statistic::First),
-                    separators: mean(Statistic::Special),
-                    previous: mean(Statistic::Previous),
-                    next: mean(Statistic::Next),
-                    diagonal: mean(Statistic::Diagonal),
-                    ..Figures::default()
-                }
-            })
-            .collect();
+        let heads = statistics.heads();
+        for statistic in Statistic::ALL {
+            assert!(heads.iter().all(|head| head.rows(statistic) > 0), "{statistic}");
+        }
+        let figures: Vec<Figures> = heads.iter().map(Figures::from).collect();
         let one = SENTENCES as f64 / rows as f64;
         let chance = Chance { one, neighbour: one, separators: one };
         for (head, labels) in labels(&figures, &chance).iter().enumerate() {
