@@ -225,14 +225,14 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
                 }
             }
         }
-        for x in 0..NQ {
-            let larger = isa.less_than_f32s(sums.largest[x], max[x]);
+        for (x, max) in max.into_iter().enumerate() {
+            let larger = isa.less_than_f32s(sums.largest[x], max);
             if isa.reduce_max_f32s(isa.select_f32s(larger, one, zero)) == 0.0 {
                 continue;
             }
-            sums.largest[x] = isa.select_f32s(larger, max[x], sums.largest[x]);
+            sums.largest[x] = isa.select_f32s(larger, max, sums.largest[x]);
             // NaN is equal to nothing. The last one found, backwards, is the first one.
-            let target = isa.select_f32s(larger, max[x], isa.splat_f32s(f32::NAN));
+            let target = isa.select_f32s(larger, max, isa.splat_f32s(f32::NAN));
             for j in (0..keys.len()).rev() {
                 // SAFETY: the caller's.
                 let found = isa.equal_f32s(unsafe { *st.add(j * NQ + x) }, target);
