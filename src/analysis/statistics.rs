@@ -290,9 +290,9 @@ fn sum(
         let (b, h) = (at / hq, at % hq);
         let (first, keys) = (call.row_index(b, h, 0), call.kv_len(b) as i64);
         let sink = call.terms().sinks.is_some_and(|sinks| sinks[h] != f32::NEG_INFINITY);
-        let (mut seeing, mut several, mut near) = (0, 0, [0; 3]);
+        let (mut seeing, mut several, mut near, first_pos) = (0, 0, [0; 3], call.pos(b, 0));
         for (i, row) in rows[first..][..call.q_len(b)].iter().enumerate().filter(|(_, row)| row.keys > 0) {
-            let pos = call.pos(b, i);
+            let pos = first_pos.saturating_add(i as i64);
             seeing += 1;
             several += u64::from(row.keys > 1 || sink);
             for (count, key) in near.iter_mut().zip([pos, pos.saturating_sub(1), pos.saturating_add(1)]) {
