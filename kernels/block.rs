@@ -60,8 +60,8 @@ impl Block {
     }
 }
 
-/// The buffers of one block: packed queries, transposed output, maximum and sum, sums for the statistics; and,
-/// shared by all blocks, the transposed scores and what is added to them.
+/// The buffers of one block: packed queries, transposed output, maximum and sum, sums for the statistics;
+/// and, shared by all blocks, the transposed scores and what is added to them.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffers<V> {
     pub qt: *mut V,

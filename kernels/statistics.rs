@@ -62,8 +62,8 @@ pub struct Observe<'a> {
     pub rows: &'a mut [RowStatistics],
     /// The special keys, `[B, Lk]`.
     pub special: Option<&'a [bool]>,
-    /// The maximum and the sum that made each row's weights, `exp(s - maximum) / sum`, in the same places. Rows
-    /// that are not computed stay as they are.
+    /// The maximum and the sum that made each row's weights, `exp(s - maximum) / sum`, in the same places.
+    /// Rows that are not computed stay as they are.
     pub states: Option<&'a mut [[f32; 2]]>,
 }
 

@@ -177,7 +177,8 @@ impl PairScore {
 /// any of them. Costs the scores of one pass, without values.
 ///
 /// # Errors
-/// As [`Attention::scores`]; [`Error::BeyondAxis`] if a pair names a batch entry, query or key that is not there.
+/// As [`Attention::scores`]; [`Error::BeyondAxis`] if a pair names a batch entry, query or key that is not
+/// there.
 pub fn pairs<'a, T: Element, C: Stored>(
     attention: &Attention<'a>,
     q: View<'a, T>,

@@ -222,10 +222,10 @@ impl Statistics {
 }
 
 impl<'a> Attention<'a> {
-    /// As [`Attention::run`], and returns what the heads did: see [`crate::analysis`]. It takes about 1.1 times
-    /// as long as [`Attention::run`] at 2048 tokens and 1.2 times at 128 (D = 64, AVX-512; the bench
-    /// `statistics` measures it). It is the prefill kernel in f32 at every level: few query rows, which would go
-    /// to the kernel for decoding, and bf16 in tiles come out rounded a little differently.
+    /// As [`Attention::run`], and returns what the heads did: see [`crate::analysis`]. It takes about 1.1
+    /// times as long as [`Attention::run`] at 2048 tokens and 1.2 times at 128 (D = 64, AVX-512; the bench
+    /// `statistics` measures it). It is the prefill kernel in f32 at every level: few query rows, which would
+    /// go to the kernel for decoding, and bf16 in tiles come out rounded a little differently.
     ///
     /// # Errors
     /// As [`Attention::run`]; [`Error::Length`] if the special keys are not `B * Lk`.
