@@ -1,5 +1,5 @@
-//! What statistics cost: calls with and without them in turn, one thread, medians of their times. The ratio is
-//! what the documentation promises.
+//! What statistics cost: calls with and without them in turn, one thread, medians of their times. The ratio
+//! is what the documentation promises.
 //!
 //! `cargo bench --bench statistics`
 

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! (Lin 1991, "Divergence Measures Based on the Shannon Entropy".) No term is negative, and near `r = 0` the
-//! series `r^2 + r^4 / 6 + r^6 / 15 + ..` replaces the logarithms: rows that differ by little lose no digits, and
-//! equal ones are 0 apart.
+//! series `r^2 + r^4 / 6 + r^6 / 15 + ..` replaces the logarithms: rows that differ by little lose no digits,
+//! and equal ones are 0 apart.
 
 use crate::call::length;
 use crate::exp::ln;
@@ -15,8 +15,8 @@ use crate::isa::Isa;
 use crate::level::Op;
 use crate::{Error, Level};
 
-/// The Jensen-Shannon divergence of `p` and `q` in nats, as far as these outcomes give it: of probabilities that
-/// sum to 1 each, 0 to `ln 2`. Relatively exact to a few roundings of f32.
+/// The Jensen-Shannon divergence of `p` and `q` in nats, as far as these outcomes give it: of probabilities
+/// that sum to 1 each, 0 to `ln 2`. Relatively exact to a few roundings of f32.
 ///
 /// ```
 /// use headwise_kernels::{Level, divergence};

@@ -62,8 +62,8 @@ const MOST_SPANS: usize = 32;
 pub struct Tasks<'a> {
     call: &'a Call<'a>,
     job: Job<'a>,
-    /// Batch entries, key/value heads, blocks of queries, spans of keys; or batch entries, query heads, blocks
-    /// of keys.
+    /// Batch entries, key/value heads, blocks of queries, spans of keys; or batch entries, query heads,
+    /// blocks of keys.
     grid: [usize; 4],
     /// Queries of a block, or keys.
     tokens: usize,

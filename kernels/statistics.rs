@@ -13,10 +13,13 @@
 use core::ops::Range;
 
 use crate::block::{Block, Buffers, Stack};
-use crate::exp::{exp, ln};
+use crate::exp::exp;
 use crate::isa::Isa;
-use crate::products::{divide, shift};
+use crate::products::shift;
 use crate::terms::Rows;
+pub(crate) use finish::Finish;
+
+mod finish;
 
 /// The statistics of one query row. `p(j)` are its weights; a sink is one more key, without index, place and
 /// value: its weight counts in the entropy and nowhere else. All numbers of a row that sees no key are 0.
@@ -59,8 +62,8 @@ pub struct Observe<'a> {
     pub rows: &'a mut [RowStatistics],
     /// The special keys, `[B, Lk]`.
     pub special: Option<&'a [bool]>,
-    /// The maximum and the sum that made each row's weights, `exp(s - maximum) / sum`, in the same places. Rows
-    /// that are not computed stay as they are.
+    /// The maximum and the sum that made each row's weights, `exp(s - maximum) / sum`, in the same places.
+    /// Rows that are not computed stay as they are.
     pub states: Option<&'a mut [[f32; 2]]>,
 }
 
@@ -107,19 +110,17 @@ pub(crate) unsafe fn begin<I: Isa, const NQ: usize>(
     buffers: Buffers<I::f32s>,
 ) {
     const { assert!(size_of::<Sums<I, NQ>>() == SUMS * NQ * size_of::<I::f32s>()) };
-    let zero = [isa.splat_f32s(0.0); NQ];
-    let sums = Sums::<I, NQ> {
-        pos: rows.lanes(isa, |_, token| stack.call.pos(stack.b, token) as f32),
-        largest: [isa.splat_f32s(f32::NEG_INFINITY); NQ],
-        largest_key: [isa.splat_u32s(0); NQ],
-        keys: zero,
-        scores: zero,
-        distance: [zero; 2],
-        named: [zero; 2],
-        near: [zero; 3],
-    };
-    // SAFETY: the caller's.
-    unsafe { buffers.sums.cast::<Sums<I, NQ>>().write(sums) };
+    let (zero, first) = (isa.splat_f32s(0.0), stack.call.pos(stack.b, 0));
+    // SAFETY: the caller's. Written in place: a whole `Sums` would be copied.
+    let sums = unsafe { &mut *buffers.sums.cast::<Sums<I, NQ>>() };
+    sums.pos = rows.lanes(isa, |_, token| first.saturating_add(token as i64) as f32);
+    for x in 0..NQ {
+        (sums.largest[x], sums.largest_key[x]) = (isa.splat_f32s(f32::NEG_INFINITY), isa.splat_u32s(0));
+        (sums.keys[x], sums.scores[x]) = (zero, zero);
+        for sum in sums.distance.iter_mut().chain(&mut sums.named).chain(&mut sums.near) {
+            sum[x] = zero;
+        }
+    }
 }
 
 /// One step of the online softmax, as in `products.rs`, with the sums for the statistics. Returns the factor
@@ -225,7 +226,7 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
                 }
             }
         }
-        for (x, &max) in max.iter().enumerate() {
+        for (x, max) in max.into_iter().enumerate() {
             let larger = isa.less_than_f32s(sums.largest[x], max);
             if isa.reduce_max_f32s(isa.select_f32s(larger, one, zero)) == 0.0 {
                 continue;
@@ -276,16 +277,15 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
     #[inline(always)]
     unsafe fn near(&self, near: &mut [[I::f32s; NQ]; 3]) {
         let Self { stack, block, ref keys, st, .. } = *self;
-        let (start, end) = (keys.start as i64, keys.end as i64);
-        let pos = |row: usize| stack.call.pos(stack.b, stack.token_of(row));
-        if pos(block.row + block.count - 1).saturating_add(1) < start
-            || pos(block.row).saturating_sub(1) >= end
-        {
+        let (start, end, first) = (keys.start as i64, keys.end as i64, stack.call.pos(stack.b, 0));
+        let pos = |token: usize| first.saturating_add(token as i64);
+        let [from, to] = [block.row, block.row + block.count - 1].map(|row| pos(stack.token_of(row)));
+        if to.saturating_add(1) < start || from.saturating_sub(1) >= end {
             return;
         }
         let (rows, width, st) = (stack.rows(block), NQ * I::F32_LANES, st.cast::<f32>());
         rows.each(block.count, |i, _, token| {
-            let pos = stack.call.pos(stack.b, token);
+            let pos = pos(token);
             for (beside, near) in near.iter_mut().enumerate() {
                 let key = pos.saturating_add(beside as i64 - 1);
                 if (start..end).contains(&key) {
@@ -296,128 +296,5 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
                 }
             }
         });
-    }
-}
-
-/// Writes the statistics of the rows of a block.
-pub(crate) struct Finish<'a, I: Isa, const NQ: usize> {
-    pub isa: I,
-    pub stack: &'a Stack<'a>,
-    pub block: &'a Block,
-    pub buffers: Buffers<I::f32s>,
-    pub sink: Sink<'a>,
-    /// What the unscaled output is multiplied by.
-    pub factor: [I::f32s; NQ],
-}
-
-impl<I: Isa, const NQ: usize> pulp::WithSimd for Finish<'_, I, NQ> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) {
-        // SAFETY: made in `Stack::end`, whose caller answers for the buffers and the right to the rows.
-        unsafe { self.run() };
-    }
-}
-
-impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
-    /// # Safety
-    /// The buffers must hold blocks of `NQ` vectors, with sums; the rows must be the task's.
-    #[inline(always)]
-    unsafe fn run(self) {
-        let Self { isa, stack, block, buffers, sink, .. } = self;
-        let (call, b, rows) = (stack.call, stack.b, stack.rows(block));
-        // SAFETY: the caller's.
-        let ([m, l], sums) =
-            unsafe { (&*buffers.ml.cast::<[[I::f32s; NQ]; 2]>(), &mut *buffers.sums.cast::<Sums<I, NQ>>()) };
-        let one = isa.splat_f32s(1.0);
-        if !call.is_masked() {
-            sums.keys = rows.lanes(isa, |_, token| call.keys(b, token).len() as f32);
-        }
-        let sink_weight = |head: usize, _| match call.terms.sinks {
-            Some(sinks) if sinks[head] != f32::NEG_INFINITY => 1.0,
-            _ => 0.0,
-        };
-        let sinks: [I::f32s; NQ] = rows.lanes(isa, sink_weight);
-        let (share, shift) = (divide(isa, [one; NQ], *l), shift(isa, *m));
-        // SAFETY: the caller's.
-        let norm = unsafe { self.norms() };
-        let zero = isa.splat_f32s(0.0);
-        let mut fields = [[zero; NQ]; 11];
-        for x in 0..NQ {
-            let entropy = isa.sub_f32s(ln(isa, l[x]), isa.mul_f32s(sums.scores[x], share[x]));
-            // Rounding must not make it negative; NaN stays.
-            let entropy = isa.select_f32s(isa.less_than_f32s(entropy, zero), zero, entropy);
-            let outcomes = isa.add_f32s(sums.keys[x], sinks[x]);
-            let several = isa.less_than_f32s(one, outcomes);
-            let even = ln(isa, isa.select_f32s(several, outcomes, one));
-            let normalised = isa.select_f32s(several, isa.div_f32s(entropy, even), zero);
-            let scaled = |w: I::f32s| isa.mul_f32s(w, share[x]);
-            let largest = exp(isa, isa.sub_f32s(sums.largest[x], shift[x]));
-            let [[first, special], [distance, absolute]] =
-                [sums.named, sums.distance].map(|[a, b]| [a[x], b[x]]);
-            let [previous, diagonal, next] = sums.near.map(|near| near[x]);
-            let weights = [largest, first, special, distance, absolute, diagonal, previous, next].map(scaled);
-            (fields[0][x], fields[1][x], fields[10][x]) = (entropy, normalised, norm[x]);
-            for (field, weight) in fields[2..10].iter_mut().zip(weights) {
-                field[x] = weight;
-            }
-        }
-        // SAFETY: every array has NQ * LANES >= count lanes; the statistics go with the row.
-        unsafe {
-            let lane = |x: &[I::f32s; NQ], i: usize| *x.as_ptr().cast::<f32>().add(i);
-            rows.each(block.count, |i, head, token| {
-                let field = |f: usize| lane(&fields[f], i);
-                let keys = lane(&sums.keys, i) as u32;
-                let row = RowStatistics {
-                    entropy: field(0),
-                    normalised_entropy: field(1),
-                    largest: field(2),
-                    first: field(3),
-                    special: field(4),
-                    distance: field(5),
-                    absolute_distance: field(6),
-                    diagonal: field(7),
-                    previous: field(8),
-                    next: field(9),
-                    norm: field(10),
-                    largest_key: *sums.largest_key.as_ptr().cast::<u32>().add(i),
-                    keys,
-                };
-                let place = call.row_index(b, head, token);
-                *sink.rows.add(place) = if keys == 0 { RowStatistics::default() } else { row };
-                if let Some(states) = sink.states {
-                    *states.add(place) = [lane(m, i), lane(l, i)];
-                }
-            });
-        }
-    }
-
-    /// The norms of the outputs. Squares of very large or small ones would leave the range of f32: those are
-    /// scaled first.
-    ///
-    /// # Safety
-    /// As for [`Finish::run`].
-    #[inline(always)]
-    unsafe fn norms(&self) -> [I::f32s; NQ] {
-        let Self { isa, stack, buffers, factor, .. } = *self;
-        let (dv, zero, c) = (stack.call.v.shape()[3], isa.splat_f32s(0.0), |x: f32| isa.splat_f32s(x));
-        let mut norms = [zero; NQ];
-        for x in 0..NQ {
-            // SAFETY: `ot` holds Dv rows of NQ vectors.
-            let out = |i: usize| isa.mul_f32s(unsafe { *buffers.ot.add(i * NQ + x) }, factor[x]);
-            let max = (0..dv).fold(zero, |max, i| isa.max_f32s(isa.abs_f32s(out(i)), max));
-            let up = isa.select_f32s(isa.less_than_f32s(max, c(1e-15)), c(2f32.powi(100)), c(1.0));
-            let scale = isa.select_f32s(isa.less_than_f32s(c(1e15), max), c(2f32.powi(-80)), up);
-            let (mut sum, mut i) = ([zero; 4], 0);
-            while i < dv {
-                let y = isa.mul_f32s(out(i), scale);
-                sum[i % 4] = isa.mul_add_e_f32s(y, y, sum[i % 4]);
-                i += 1;
-            }
-            let sum = isa.add_f32s(isa.add_f32s(sum[0], sum[1]), isa.add_f32s(sum[2], sum[3]));
-            norms[x] = isa.div_f32s(isa.sqrt_f32s(sum), scale);
-        }
-        norms
     }
 }

@@ -123,7 +123,8 @@ fn divergence_is_relatively_exact() {
                     p.iter().enumerate().map(|(i, p)| p * (1.0 - difference * (i % 2) as f32)).collect();
                 let want: f64 = p.iter().zip(&q).map(|(&p, &q)| exact(p.into(), q.into())).sum();
                 let got = divergence(level, &p, &q).unwrap();
-                // The series of f32 `1 - difference` starts from rounded numbers that `want` starts from, too.
+                // The series of f32 `1 - difference` starts from rounded numbers that `want` starts from,
+                // too.
                 assert!((got - want).abs() <= 2e-6 * want, "{level}: {n}, {difference}: {got} is not {want}");
             }
         }

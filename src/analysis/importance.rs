@@ -1,9 +1,9 @@
 //! What is lost without a head.
 //!
-//! Leave-one-out takes each head away in turn and looks at what changes; a gate of 0 is a head taken away. The
-//! gradient of a loss with respect to the gates is its first-order form, for all heads at the price of one
-//! backward pass (Michel, Levy and Neubig 2019, "Are Sixteen Heads Really Better than One?", sections 2.2 and
-//! 4.1). Both fill the same [`Importance`].
+//! Leave-one-out takes each head away in turn and looks at what changes; a gate of 0 is a head taken away.
+//! The gradient of a loss with respect to the gates is its first-order form, for all heads at the price of
+//! one backward pass (Michel, Levy and Neubig 2019, "Are Sixteen Heads Really Better than One?", sections 2.2
+//! and 4.1). Both fill the same [`Importance`].
 
 use headwise_kernels::Error;
 
@@ -44,8 +44,8 @@ impl Importance {
     }
 
     /// Takes each head away in turn: `metric` gets one gate for each head, all 1 first and then with each of
-    /// them 0, and returns a number that is worse the larger it is (a loss; or a score, negated). A head's score is
-    /// by how much the metric grows without it.
+    /// them 0, and returns a number that is worse the larger it is (a loss; or a score, negated). A head's
+    /// score is by how much the metric grows without it.
     ///
     /// ```
     /// use headwise::importance::Importance;
@@ -73,8 +73,8 @@ impl Importance {
         Ok(Self::new(scores))
     }
 
-    /// Leave-one-out of a layer's self-attention with a metric of its output `y [rows, d_out]`, all heads in one
-    /// sweep: the heads are computed once, then the output is projected without each in turn. See
+    /// Leave-one-out of a layer's self-attention with a metric of its output `y [rows, d_out]`, all heads in
+    /// one sweep: the heads are computed once, then the output is projected without each in turn. See
     /// [`Importance::leave_one_out`] for the metric.
     ///
     /// # Errors

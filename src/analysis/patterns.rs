@@ -75,8 +75,7 @@ impl TokenPatterns {
 /// Induction and duplicate-token scores of each query head, `[Hq]`. `tokens [B, Lk]` are those of the keys,
 /// in any numbering; query `i` has the token at its place `pos(i)` among them, so that keys from a cache
 /// count. Rows without an earlier copy, or that see no key, do not count. A weight that underflows to 0
-/// counts as hidden for the chance. Takes 1 to 2 times as long as the attention, and `O(Lk)` memory for a block
-/// of rows.
+/// counts as hidden for the chance. Costs two passes over the scores, and `O(Lk)` memory for a block of rows.
 ///
 /// ```
 /// use headwise::{Attention, View, patterns};
@@ -178,7 +177,8 @@ impl PairScore {
 /// any of them. Costs the scores of one pass, without values.
 ///
 /// # Errors
-/// As [`Attention::scores`]; [`Error::BeyondAxis`] if a pair names a batch entry, query or key that is not there.
+/// As [`Attention::scores`]; [`Error::BeyondAxis`] if a pair names a batch entry, query or key that is not
+/// there.
 pub fn pairs<'a, T: Element, C: Stored>(
     attention: &Attention<'a>,
     q: View<'a, T>,

@@ -64,8 +64,8 @@ pub struct JensenShannon {
 }
 
 impl JensenShannon {
-    /// Over the rows of one call: those where both heads see a key. A sink counts as a key that all heads share.
-    /// Weights of a few rows of all heads are held at a time: `O(Hq * Lk)` memory.
+    /// Over the rows of one call: those where both heads see a key. A sink counts as a key that all heads
+    /// share. Weights of a few rows of all heads are held at a time: `O(Hq * Lk)` memory.
     ///
     /// ```
     /// use headwise::{Attention, View, similarity::JensenShannon};
@@ -192,8 +192,8 @@ pub struct OutputCosine {
 
 impl OutputCosine {
     /// Of outputs `[B, H, L, D]`: of the heads themselves, as attention returns them, or of what each adds to
-    /// the layer's output ([`crate::MultiHead::contributions`]), where features mean the same for all heads. Rows
-    /// of zeros, as behind `q_lens`, change nothing.
+    /// the layer's output ([`crate::MultiHead::contributions`]), where features mean the same for all heads.
+    /// Rows of zeros, as behind `q_lens`, change nothing.
     ///
     /// ```
     /// use headwise::{View, similarity::OutputCosine};
@@ -247,7 +247,8 @@ impl OutputCosine {
 /// Heads in groups of like ones: see [`cluster`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clusters {
-    /// What has been joined, the nearest first. Groups `0..heads` are the heads, group `heads + n` is that of merge `n`.
+    /// What has been joined, the nearest first. Groups `0..heads` are the heads, group `heads + n` is that of
+    /// merge `n`.
     pub merges: Vec<Merge>,
     /// The heads in the order of the tree's leaves: like beside like.
     pub order: Vec<usize>,

@@ -49,7 +49,8 @@ fn one_sweep_is_as_many_passes_with_gates() {
     }
 }
 
-/// Near gates of 1 the loss without a head and its gradient by the gate tell the same of a loss that is linear.
+/// Near gates of 1 the loss without a head and its gradient by the gate tell the same of a loss that is
+/// linear.
 #[test]
 fn gradients_fill_the_same_scores() {
     let gradients = [1.0, -4.0, 2.0, -3.0, 2.0, 0.0];

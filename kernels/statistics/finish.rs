@@ -1,0 +1,149 @@
+//! From the sums of a block of rows to the statistics of each.
+
+use super::{RowStatistics, Sink, Sums};
+use crate::block::{Block, Buffers, Stack};
+use crate::exp::{exp, ln};
+use crate::isa::Isa;
+use crate::products::{divide, shift};
+
+/// Writes the statistics of the rows of a block.
+pub(crate) struct Finish<'a, I: Isa, const NQ: usize> {
+    pub isa: I,
+    pub stack: &'a Stack<'a>,
+    pub block: &'a Block,
+    pub buffers: Buffers<I::f32s>,
+    pub sink: Sink<'a>,
+    /// What the unscaled output is multiplied by.
+    pub factor: [I::f32s; NQ],
+}
+
+impl<I: Isa, const NQ: usize> pulp::WithSimd for Finish<'_, I, NQ> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        // SAFETY: made in `Stack::end`, whose caller answers for the buffers and the right to the rows.
+        unsafe { self.run() };
+    }
+}
+
+impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
+    /// # Safety
+    /// The buffers must hold blocks of `NQ` vectors, with sums; the rows must be the task's.
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Self { isa, stack, block, buffers, sink, .. } = self;
+        let (call, b, rows) = (stack.call, stack.b, stack.rows(block));
+        // SAFETY: the caller's.
+        let ([m, l], sums) =
+            unsafe { (&*buffers.ml.cast::<[[I::f32s; NQ]; 2]>(), &mut *buffers.sums.cast::<Sums<I, NQ>>()) };
+        let one = isa.splat_f32s(1.0);
+        if !call.is_masked() {
+            let given = &call.terms;
+            sums.keys = if given.causal || given.left.is_some() || given.right.is_some() {
+                rows.lanes(isa, |_, token| call.keys(b, token).len() as f32)
+            } else {
+                [isa.splat_f32s(call.kv_len(b) as f32); NQ]
+            };
+        }
+        let sink_weight = |head: usize, _| match call.terms.sinks {
+            Some(sinks) if sinks[head] != f32::NEG_INFINITY => 1.0,
+            _ => 0.0,
+        };
+        let sinks: [I::f32s; NQ] = rows.lanes(isa, sink_weight);
+        let (share, shift) = (divide(isa, [one; NQ], *l), shift(isa, *m));
+        // SAFETY: the caller's.
+        let norm = unsafe { self.norms() };
+        let zero = isa.splat_f32s(0.0);
+        let mut fields = [[zero; NQ]; 11];
+        for x in 0..NQ {
+            let entropy = isa.sub_f32s(ln(isa, l[x]), isa.mul_f32s(sums.scores[x], share[x]));
+            // Rounding must not make it negative; NaN stays.
+            let entropy = isa.select_f32s(isa.less_than_f32s(entropy, zero), zero, entropy);
+            let outcomes = isa.add_f32s(sums.keys[x], sinks[x]);
+            let several = isa.less_than_f32s(one, outcomes);
+            let even = ln(isa, isa.select_f32s(several, outcomes, one));
+            let normalised = isa.select_f32s(several, isa.div_f32s(entropy, even), zero);
+            let largest = exp(isa, isa.sub_f32s(sums.largest[x], shift[x]));
+            let weights = [
+                largest,
+                sums.named[0][x],
+                sums.named[1][x],
+                sums.distance[0][x],
+                sums.distance[1][x],
+                sums.near[1][x],
+                sums.near[0][x],
+                sums.near[2][x],
+            ];
+            (fields[0][x], fields[1][x], fields[10][x]) = (entropy, normalised, norm[x]);
+            for (field, weight) in fields[2..10].iter_mut().zip(weights) {
+                field[x] = isa.mul_f32s(weight, share[x]);
+            }
+        }
+        // SAFETY: every array has NQ * LANES >= count lanes; the statistics go with the row.
+        unsafe {
+            let lane = |x: &[I::f32s; NQ], i: usize| *x.as_ptr().cast::<f32>().add(i);
+            rows.each(block.count, |i, head, token| {
+                let field = |f: usize| lane(&fields[f], i);
+                let keys = lane(&sums.keys, i) as u32;
+                let row = RowStatistics {
+                    entropy: field(0),
+                    normalised_entropy: field(1),
+                    largest: field(2),
+                    first: field(3),
+                    special: field(4),
+                    distance: field(5),
+                    absolute_distance: field(6),
+                    diagonal: field(7),
+                    previous: field(8),
+                    next: field(9),
+                    norm: field(10),
+                    largest_key: *sums.largest_key.as_ptr().cast::<u32>().add(i),
+                    keys,
+                };
+                let place = call.row_index(b, head, token);
+                *sink.rows.add(place) = if keys == 0 { RowStatistics::default() } else { row };
+                if let Some(states) = sink.states {
+                    *states.add(place) = [lane(m, i), lane(l, i)];
+                }
+            });
+        }
+    }
+
+    /// The norms of the outputs. Squares of very large or small ones would leave the range of f32: those are
+    /// scaled first.
+    ///
+    /// # Safety
+    /// As for [`Finish::run`].
+    #[inline(always)]
+    unsafe fn norms(&self) -> [I::f32s; NQ] {
+        let Self { isa, stack, buffers, factor, .. } = *self;
+        let (dv, zero, one) = (stack.call.v.shape()[3], isa.splat_f32s(0.0), isa.splat_f32s(1.0));
+        let (small, large) = (isa.splat_f32s(1e-15), isa.splat_f32s(1e15));
+        let (up, down) = (isa.splat_f32s(2f32.powi(100)), isa.splat_f32s(2f32.powi(-80)));
+        let (mut max, mut scale, mut norms) = ([zero; NQ], [one; NQ], [zero; NQ]);
+        for c in 0..dv {
+            for (x, max) in max.iter_mut().enumerate() {
+                // SAFETY: `ot` holds Dv rows of NQ vectors.
+                let y = isa.mul_f32s(unsafe { *buffers.ot.add(c * NQ + x) }, factor[x]);
+                *max = isa.max_f32s(isa.abs_f32s(y), *max);
+            }
+        }
+        for (max, scale) in max.into_iter().zip(&mut scale) {
+            *scale = isa.select_f32s(isa.less_than_f32s(max, small), up, *scale);
+            *scale = isa.select_f32s(isa.less_than_f32s(large, max), down, *scale);
+        }
+        for c in 0..dv {
+            for (x, norm) in norms.iter_mut().enumerate() {
+                // SAFETY: as above. The factor first: its product with the scale may leave the range.
+                let y = isa.mul_f32s(unsafe { *buffers.ot.add(c * NQ + x) }, factor[x]);
+                let y = isa.mul_f32s(y, scale[x]);
+                *norm = isa.mul_add_e_f32s(y, y, *norm);
+            }
+        }
+        for (norm, scale) in norms.iter_mut().zip(scale) {
+            *norm = isa.div_f32s(isa.sqrt_f32s(*norm), scale);
+        }
+        norms
+    }
+}
