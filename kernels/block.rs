@@ -96,8 +96,9 @@ pub(crate) struct Span {
     pub ahead: [[Lines; 2]; 2],
 }
 
-/// Keys or features beside the narrower tiles: enough sums for the multiply-add units not to wait.
-const TALL: usize = 12;
+/// Keys or features beside tiles of 1 or 2 vectors, and of 3: enough sums for the multiply-add units not to wait,
+/// and no more than there are registers.
+const TALL: [usize; 2] = [12, 8];
 
 /// A call of [`Stack::act_at`].
 struct Act<'a, I: Isa, const N: usize, const MR: usize> {
@@ -135,9 +136,11 @@ impl Stack<'_> {
         // One function for each width, in the instructions of the level: inlined at every call they would be
         // many times the code.
         if block.count <= I::F32_LANES {
-            isa.vectorize(Act::<I, 1, TALL> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, 1, { TALL[0] }> { isa, stack: self, block, buffers, action });
         } else if NQ > 2 && block.count <= 2 * I::F32_LANES {
-            isa.vectorize(Act::<I, 2, TALL> { isa, stack: self, block, buffers, action });
+            isa.vectorize(Act::<I, 2, { TALL[0] }> { isa, stack: self, block, buffers, action });
+        } else if NQ == 4 && block.count <= 3 * I::F32_LANES {
+            isa.vectorize(Act::<I, 3, { TALL[1] }> { isa, stack: self, block, buffers, action });
         } else {
             isa.vectorize(Act::<I, NQ, MR> { isa, stack: self, block, buffers, action });
         }
