@@ -91,13 +91,20 @@ fn select(inputs: usize, from: usize, width: usize, outputs: usize, to: usize, f
 }
 
 /// A previous-token head that feeds an induction head (Elhage et al. 2021): the residual stream holds token,
-/// position and, behind the first layer, the token before, each one-hot.
+/// position and, behind the first layer, the token before, each one-hot. The tokens are random ones, without
+/// repetition, and then the same again.
 #[test]
 fn an_induction_circuit() {
+    (1..=5).for_each(induction_circuit);
+}
+
+fn induction_circuit(seed: u32) {
     let (vocabulary, half) = (40, 30);
     let length = 2 * half + 1;
-    let order = |i: usize| (i * 17 + 5) % (vocabulary - 1) + 1; // 17 and 39 have no common factor
-    let ids: Vec<u32> = (0..length).map(|i| if i == 0 { 0 } else { order((i - 1) % half) as u32 }).collect();
+    let keys: Vec<f32> = fill(vocabulary - 1, seed);
+    let mut order: Vec<u32> = (1..vocabulary as u32).collect();
+    order.sort_by(|&a, &b| keys[a as usize - 1].total_cmp(&keys[b as usize - 1]));
+    let ids: Vec<u32> = [0].into_iter().chain(order[..half].repeat(2)).collect();
     let (d, before) = (2 * vocabulary + length, vocabulary + length);
     let mut stream = vec![0.0; length * d];
     for (i, id) in ids.iter().enumerate() {
