@@ -261,12 +261,12 @@ impl Stack<'_> {
     }
 
     /// Scores of the block over some keys, up to `stage`, hidden pairs as -inf: fills `st` and returns the
-    /// keys it holds and the maximum of each lane; `None` if nothing is visible.
+    /// keys it holds and the maximum of each lane; `None` if nothing is visible. `added`, which is `None`
+    /// before, becomes mask and bias: in its place, as it is large.
     ///
     /// # Safety
     /// The buffers must hold blocks of `NQ` vectors; the span must hold the rows of its keys.
     #[inline(always)]
-    #[allow(clippy::type_complexity)]
     pub unsafe fn scores<I: Isa, const NQ: usize, const MR: usize>(
         &self,
         isa: I,
@@ -274,7 +274,8 @@ impl Stack<'_> {
         buffers: Buffers<I::f32s>,
         span: &Span,
         stage: Stage,
-    ) -> Option<(Range<usize>, [I::f32s; NQ], Option<Added>)> {
+        added: &mut Option<Added>,
+    ) -> Option<(Range<usize>, [I::f32s; NQ])> {
         let (call, b) = (self.call, self.b);
         let (seen, edge) = self.seen(block, &span.keys);
         if seen.is_empty() {
@@ -288,15 +289,13 @@ impl Stack<'_> {
 
         // SAFETY: `st` has room for a block of keys, `qt` for D features; K is the caller's.
         unsafe {
-            let mut added = None;
             if call.is_masked() {
                 let width = NQ * I::F32_LANES;
-                let both = Added::new(isa, call, b, &self.rows(block), &seen, width);
+                let both = added.insert(Added::new(isa, call, b, &self.rows(block), &seen, width));
                 block.hidden |= both.seen != Seen::All;
                 if both.seen == Seen::Nothing {
                     return None;
                 }
-                added = Some(both);
                 self.clock.lap(Part::Terms);
             }
             let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
@@ -313,7 +312,7 @@ impl Stack<'_> {
             self.clock.lap(Part::Scores);
             let plus = added.as_ref().filter(|added| added.seen == Seen::Some);
             if !(edge || plus.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
-                return Some((seen, max, added));
+                return Some((seen, max));
             }
             if let (Some(cap), Stage::Capped | Stage::Biased | Stage::Weights) = (terms.softcap, stage) {
                 terms::cap(isa, st, n * NQ, cap);
@@ -331,7 +330,7 @@ impl Stack<'_> {
                 None => terms::max::<I, NQ>(isa, st, n),
             };
             self.clock.lap(Part::Terms);
-            Some((seen, max, added))
+            Some((seen, max))
         }
     }
 
@@ -350,8 +349,9 @@ impl Stack<'_> {
         // SAFETY: the caller's.
         unsafe {
             self.clock.start();
-            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights);
-            let Some((seen, max, added)) = scores else {
+            let mut added = None;
+            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights, &mut added);
+            let Some((seen, max)) = scores else {
                 return;
             };
             let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();

@@ -109,7 +109,7 @@ impl Stack<'_> {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, stage);
+            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, stage, &mut None);
             let Some((seen, ..)) = scores else { return };
             let mut factor = [isa.splat_f32s(1.0); NQ];
             if stage == Stage::Weights {

@@ -126,7 +126,8 @@ impl Stack<'_> {
         columns: &Columns<'_>,
     ) {
         // SAFETY: the caller's.
-        let scores = unsafe { self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights) };
+        let scores =
+            unsafe { self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights, &mut None) };
         let Some((seen, ..)) = scores else { return };
         let rows = self.rows(block);
         // Lanes past the rows repeat the last one, and weigh nothing.

@@ -24,7 +24,7 @@ mod finish;
 /// The statistics of one query row. `p(j)` are its weights; a sink is one more key, without index, place and
 /// value: its weight counts in the entropy and nowhere else. All numbers of a row that sees no key are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct RowStatistics {
     /// `-sum over j of p(j) ln p(j)`, in nats, the sink's term included.
     pub entropy: f32,

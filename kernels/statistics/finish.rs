@@ -4,7 +4,21 @@ use super::{RowStatistics, Sink, Sums};
 use crate::block::{Block, Buffers, Stack};
 use crate::exp::{exp, ln};
 use crate::isa::Isa;
+use crate::pack::{MAX_ROWS, unpack};
 use crate::products::{divide, shift};
+
+/// f32 in the statistics of a row: whole vectors of any level, so that a block of them is transposed.
+const FIELDS: usize = size_of::<RowStatistics>() / size_of::<f32>();
+const _: () = assert!(FIELDS == 16 && core::mem::offset_of!(RowStatistics, norm) == 10 * size_of::<f32>());
+
+/// Lane `i`.
+///
+/// # Safety
+/// `x` must have so many.
+unsafe fn lane<V, const NQ: usize>(x: &[V; NQ], i: usize) -> f32 {
+    // SAFETY: the caller's: vectors of f32.
+    unsafe { *x.as_ptr().cast::<f32>().add(i) }
+}
 
 /// Writes the statistics of the rows of a block.
 pub(crate) struct Finish<'a, I: Isa, const NQ: usize> {
@@ -55,7 +69,7 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
         // SAFETY: the caller's.
         let norm = unsafe { self.norms() };
         let zero = isa.splat_f32s(0.0);
-        let mut fields = [[zero; NQ]; 11];
+        let mut fields = [[zero; NQ]; FIELDS];
         for x in 0..NQ {
             let entropy = isa.sub_f32s(ln(isa, l[x]), isa.mul_f32s(sums.scores[x], share[x]));
             // Rounding must not make it negative; NaN stays.
@@ -79,34 +93,28 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
             for (field, weight) in fields[2..10].iter_mut().zip(weights) {
                 field[x] = isa.mul_f32s(weight, share[x]);
             }
+            let none = isa.equal_f32s(sums.keys[x], zero);
+            fields[..11].iter_mut().for_each(|field| field[x] = isa.select_f32s(none, zero, field[x]));
         }
         // SAFETY: every array has NQ * LANES >= count lanes; the statistics go with the row.
         unsafe {
-            let lane = |x: &[I::f32s; NQ], i: usize| *x.as_ptr().cast::<f32>().add(i);
+            let mut place = [core::ptr::null_mut(); MAX_ROWS];
             rows.each(block.count, |i, head, token| {
-                let field = |f: usize| lane(&fields[f], i);
-                let keys = lane(&sums.keys, i) as u32;
-                let row = RowStatistics {
-                    entropy: field(0),
-                    normalised_entropy: field(1),
-                    largest: field(2),
-                    first: field(3),
-                    special: field(4),
-                    distance: field(5),
-                    absolute_distance: field(6),
-                    diagonal: field(7),
-                    previous: field(8),
-                    next: field(9),
-                    norm: field(10),
-                    largest_key: *sums.largest_key.as_ptr().cast::<u32>().add(i),
-                    keys,
-                };
-                let place = call.row_index(b, head, token);
-                *sink.rows.add(place) = if keys == 0 { RowStatistics::default() } else { row };
-                if let Some(states) = sink.states {
-                    *states.add(place) = [lane(m, i), lane(l, i)];
-                }
+                place[i] = sink.rows.add(call.row_index(b, head, token)).cast();
             });
+            let (place, stride) = (&place[..block.count], size_of::<f32>() as isize);
+            unpack::<I, f32, NQ>(isa, fields.as_ptr().cast(), [one; NQ], place, stride, FIELDS);
+            let largest_key = sums.largest_key.as_ptr().cast::<u32>();
+            for (i, &place) in place.iter().enumerate() {
+                let row = &mut *place.cast::<RowStatistics>();
+                row.keys = lane(&sums.keys, i) as u32;
+                row.largest_key = if row.keys == 0 { 0 } else { *largest_key.add(i) };
+            }
+            if let Some(states) = sink.states {
+                rows.each(block.count, |i, head, token| {
+                    *states.add(call.row_index(b, head, token)) = [lane(m, i), lane(l, i)];
+                });
+            }
         }
     }
 
