@@ -124,7 +124,10 @@ impl Added {
     /// The scores `x` of key `j` for the rows of vector `q`, as the mask leaves them.
     #[inline(always)]
     fn hide<I: Isa>(&self, isa: I, x: I::f32s, j: usize, q: usize) -> I::f32s {
-        self.mask.as_ref().map_or(x, |mask| isa.hide(x, mask[j] >> (q * I::F32_LANES)))
+        match &self.mask {
+            Some(mask) => isa.hide(x, mask[j] >> (q * I::F32_LANES)),
+            None => x,
+        }
     }
 }
 

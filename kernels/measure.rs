@@ -100,6 +100,17 @@ enum Function {
     Ln,
 }
 
+impl Function {
+    #[inline(always)]
+    fn of<I: Isa>(self, isa: I, x: I::f32s) -> I::f32s {
+        match self {
+            Function::Exp => crate::exp::exp(isa, x),
+            Function::Tanh => crate::exp::tanh(isa, x),
+            Function::Ln => crate::exp::ln(isa, x),
+        }
+    }
+}
+
 struct Map<'a> {
     x: &'a mut [f32],
     function: Function,
@@ -110,16 +121,11 @@ impl Op for Map<'_> {
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
         let (vectors, tail) = I::as_mut_simd_f32s(self.x);
-        let f = |x| match self.function {
-            Function::Exp => crate::exp::exp(isa, x),
-            Function::Tanh => crate::exp::tanh(isa, x),
-            Function::Ln => crate::exp::ln(isa, x),
-        };
         for x in vectors {
-            *x = f(*x);
+            *x = self.function.of(isa, *x);
         }
         for x in tail {
-            *x = isa.reduce_max_f32s(f(isa.splat_f32s(*x)));
+            *x = isa.reduce_max_f32s(self.function.of(isa, isa.splat_f32s(*x)));
         }
     }
 }

@@ -157,15 +157,17 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
                 *x = isa.select_f32s(isa.equal_f32s(y, y), y, nan);
             }
             let square = isa.transpose(square);
-            let mut store = |i: usize| {
-                // SAFETY: `c + lanes <= dv`.
-                unsafe { T::store(isa, rows[i].cast::<T>().wrapping_add(c), square.as_ref()[i]) };
-            };
-            // Whole squares from registers.
+            // Whole squares from registers. (No closure: one that is called twice is not inlined.)
             if rows.len() == lanes {
-                (0..lanes).for_each(&mut store)
+                for i in 0..lanes {
+                    // SAFETY: `c + lanes <= dv`.
+                    unsafe { T::store(isa, rows[i].cast::<T>().wrapping_add(c), square.as_ref()[i]) };
+                }
             } else {
-                (0..rows.len()).for_each(store)
+                for (row, x) in rows.iter().zip(square.as_ref()) {
+                    // SAFETY: as above.
+                    unsafe { T::store(isa, row.cast::<T>().wrapping_add(c), *x) };
+                }
             }
         }
     }
