@@ -28,9 +28,8 @@ impl Rows<'_> {
     }
 
     /// `f(lane, head, token)` for the first lanes. Lanes past the rows repeat the last one, so that they
-    /// compute something harmless. Not inlined: `f` is scalar code, and the loop would be unrolled wherever it
-    /// is used.
-    #[inline(never)]
+    /// compute something harmless.
+    #[inline(always)]
     pub fn each(&self, lanes: usize, mut f: impl FnMut(usize, usize, usize)) {
         if let [head] = *self.heads {
             for i in 0..lanes {
