@@ -122,6 +122,7 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => {
                 let isa = pulp::x86::V3::try_new().ok_or(unavailable)?;
+                crate::isa::has_f16c();
                 // 12 accumulators, 2 query vectors and a broadcast: 15 of 16 registers. 3x4 spills.
                 Ok(isa.vectorize(Run::<_, _, 2, 6>(isa, op)))
             }

@@ -159,9 +159,9 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
             let square = isa.transpose(square);
             // Whole squares from registers. (No closure: one that is called twice is not inlined.)
             if rows.len() == lanes {
-                for i in 0..lanes {
+                for (row, x) in rows[..lanes].iter().zip(square.as_ref()) {
                     // SAFETY: `c + lanes <= dv`.
-                    unsafe { T::store(isa, rows[i].cast::<T>().wrapping_add(c), square.as_ref()[i]) };
+                    unsafe { T::store(isa, row.cast::<T>().wrapping_add(c), *x) };
                 }
             } else {
                 for (row, x) in rows.iter().zip(square.as_ref()) {

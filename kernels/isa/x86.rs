@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 use core::arch::x86_64::*;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use half::{bf16, f16};
 use pulp::x86::{V3, V4};
@@ -71,13 +72,13 @@ impl Isa for V3 {
     #[inline(always)]
     unsafe fn load_f16(self, ptr: *const f16) -> f32x8 {
         // SAFETY: `self` proves AVX; the caller's.
-        unsafe { if has_f16c() { cast(widen(ptr)) } else { widen_without(ptr) } }
+        unsafe { cast(if F16C.load(Relaxed) { widen(ptr) } else { widen_without(ptr) }) }
     }
 
     #[inline(always)]
     unsafe fn store_f16(self, ptr: *mut f16, x: f32x8) {
         // SAFETY: `self` proves AVX; the caller's.
-        unsafe { if has_f16c() { narrow(ptr, cast(x)) } else { narrow_without(ptr, x) } }
+        unsafe { if F16C.load(Relaxed) { narrow(ptr, cast(x)) } else { narrow_without(ptr, x) } }
     }
 
     #[inline(always)]
@@ -141,10 +142,16 @@ impl Isa for V3 {
     }
 }
 
-/// Whether the processor converts f16 (F16C): nearly all with AVX2 do.
-#[inline(always)]
+/// What [`has_f16c`] has found. Looked at for each vector of f16: the test of the standard library, which may
+/// have to find out first, would hold up the loops, and so would any call in them.
+static F16C: AtomicBool = AtomicBool::new(false);
+
+/// Whether the processor converts f16 (F16C): nearly all with AVX2 do. To be called before vectors of f16 are
+/// loaded or stored, which go one by one or by detours until then.
 pub(crate) fn has_f16c() -> bool {
-    std::is_x86_feature_detected!("f16c")
+    let found = std::is_x86_feature_detected!("f16c");
+    F16C.store(found, Relaxed);
+    found
 }
 
 /// Widens 8 f16 by F16C. The compiler would call, not inline, its own function for it: the features of the
@@ -178,15 +185,23 @@ unsafe fn narrow(ptr: *mut f16, x: __m256) {
     }
 }
 
-/// [`widen`] without F16C.
+/// [`widen`] without F16C: the exponent is moved by a multiplication, which makes subnormal numbers normal.
 ///
 /// # Safety
-/// `ptr` must be valid for reading 8 elements.
-#[cold]
-#[inline(never)]
-unsafe fn widen_without(ptr: *const f16) -> f32x8 {
+/// The processor must have AVX2; `ptr` must be valid for reading 8 elements.
+#[inline(always)]
+unsafe fn widen_without(ptr: *const f16) -> __m256 {
+    const INFINITY: i32 = 31 << 23; // f16's exponent, before it is moved
     // SAFETY: the caller's.
-    cast(core::array::from_fn::<f32, 8, _>(|i| unsafe { *ptr.add(i) }.to_f32_const()))
+    unsafe {
+        let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast()));
+        let sign = _mm256_slli_epi32::<16>(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)));
+        let size = _mm256_slli_epi32::<13>(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)));
+        let moved = _mm256_mul_ps(_mm256_castsi256_ps(size), _mm256_set1_ps(2f32.powi(112)));
+        let infinite = _mm256_cmpgt_epi32(size, _mm256_set1_epi32(INFINITY - 1));
+        let infinite = _mm256_and_si256(infinite, _mm256_set1_epi32(0x7f80_0000));
+        _mm256_or_ps(moved, _mm256_castsi256_ps(_mm256_or_si256(infinite, sign)))
+    }
 }
 
 /// [`narrow`] without F16C.
