@@ -13,8 +13,13 @@ pub(crate) struct NewFile {
 }
 
 impl NewFile {
-    /// Creates the new file, empty, under a name of its own.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    /// Creates the new file, empty, under a name of its own. It may not take the place of an input.
+    pub fn create(path: &Path, inputs: &[&Path]) -> io::Result<Self> {
+        if let Ok(place) = path.canonicalize()
+            && inputs.iter().any(|input| input.canonicalize().is_ok_and(|input| input == place))
+        {
+            return Err(io::Error::other("it is an input of this command"));
+        }
         if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
             return Err(io::Error::other("it exists and is not a regular file"));
         }

@@ -28,7 +28,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::Failure;
 use crate::encoder::Encoder;
 use crate::files::NewFile;
-use crate::model::{Model, ModelError};
+use crate::model::{self, Model, ModelError};
 use crate::text::{self, Sentence};
 
 pub use label::{Chance, Figures, Label, labels};
@@ -155,7 +155,7 @@ impl Args {
     }
 
     fn run(&self) -> Result<(), HeadsError> {
-        let page = self.html.as_deref().map(new_file).transpose()?;
+        let page = self.html.as_deref().map(|path| self.new_file(path)).transpose()?;
         if let Some(directory) = &self.svg {
             fs::create_dir_all(directory)
                 .map_err(|source| HeadsError::Write { path: directory.clone(), source })?;
@@ -181,7 +181,7 @@ impl Args {
             let maps = measure::maps(&encoder, &sentences, choice)?;
             if let Some(directory) = &self.svg {
                 for (name, picture) in plot::all(&report, &maps, choice) {
-                    let file = new_file(&directory.join(format!("{name}.svg")))?;
+                    let file = self.new_file(&directory.join(format!("{name}.svg")))?;
                     finish(file, picture.file().as_bytes())?;
                 }
             }
@@ -240,10 +240,13 @@ impl Args {
         let (layer, head) = head.map_or((0, 0), |head| (head.layer, head.head));
         Choice { layer, head, sentence: self.sentence - 1 }
     }
-}
 
-fn new_file(path: &Path) -> Result<NewFile, HeadsError> {
-    NewFile::create(path).map_err(|source| HeadsError::Write { path: path.to_path_buf(), source })
+    fn new_file(&self, path: &Path) -> Result<NewFile, HeadsError> {
+        let model = model::FILES.map(|name| self.model.join(name));
+        let inputs = [self.text.as_path()].into_iter().chain(model.iter().map(PathBuf::as_path));
+        NewFile::create(path, &inputs.collect::<Vec<_>>())
+            .map_err(|source| HeadsError::Write { path: path.to_path_buf(), source })
+    }
 }
 
 fn finish(file: NewFile, bytes: &[u8]) -> Result<(), HeadsError> {

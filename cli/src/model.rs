@@ -57,6 +57,10 @@ pub struct Model {
     path: PathBuf,
 }
 
+/// The files of a model's directory.
+pub(crate) const FILES: [&str; 4] =
+    ["config.json", "tokenizer.json", "1_Pooling/config.json", "model.safetensors"];
+
 impl Model {
     /// The model in a directory.
     ///
@@ -64,10 +68,10 @@ impl Model {
     /// [`ModelError`] if a file is missing, broken, or of a model that is not an encoder as this command
     /// knows it.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
-        let config = config(&directory.join("config.json"))?;
-        let tokenizer = tokenizer(&directory.join("tokenizer.json"))?;
-        let pooling = pooling(&directory.join("1_Pooling/config.json"))?;
-        let path = directory.join("model.safetensors");
+        let [of_config, of_tokenizer, of_pooling, path] = FILES.map(|name| directory.join(name));
+        let config = config(&of_config)?;
+        let tokenizer = tokenizer(&of_tokenizer)?;
+        let pooling = pooling(&of_pooling)?;
         let weights = map(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
         Ok(Self { config, tokenizer, pooling, weights, path })
     }

@@ -137,11 +137,12 @@ impl Args {
             Some(path) => Some(fs::read_to_string(path).map_err(unreadable(path))?),
             None => None,
         };
+        let inputs: Vec<&Path> =
+            [&self.input].into_iter().chain(&self.options).map(PathBuf::as_path).collect();
+        let unwritable = |source| RunError::Write { path: self.output.clone(), source };
+        let file = NewFile::create(&self.output, &inputs).map_err(unwritable)?;
         let answer = answer(&input, options.as_deref())?;
-        let bytes = tensors::write(&answer.tensors)?;
-        NewFile::create(&self.output)
-            .and_then(|file| file.finish(&bytes))
-            .map_err(|source| RunError::Write { path: self.output.clone(), source })?;
+        file.finish(&tensors::write(&answer.tensors)?).map_err(unwritable)?;
         Ok(answer.summary)
     }
 }

@@ -70,6 +70,7 @@ fn models() {
 fn choices_and_outputs() {
     let folder = Model::new().write("refused-choices");
     let (file, inside) = (text(&folder, TEXT), folder.join("text.txt/svg"));
+    let weights = folder.join("model.safetensors");
     let (folder_name, inside) = (folder.to_str().expect("a name"), inside.to_str().expect("a name"));
     for (arguments, part) in [
         (&["--layer", "2"][..], "there is no layer 2: they are numbered 0 to 1"),
@@ -80,6 +81,8 @@ fn choices_and_outputs() {
         (&["--html", folder_name], "not a regular file"),
         (&["--html", "/dev/full"], "cannot write \"/dev/full\""),
         (&["--svg", inside], "cannot write"),
+        (&["--html", file.to_str().expect("a name")], "it is an input of this command"),
+        (&["--html", weights.to_str().expect("a name")], "it is an input of this command"),
     ] {
         assert_refused(&format!("{arguments:?}"), &heads(&folder, &file, arguments), part);
     }

@@ -172,6 +172,14 @@ fn wrong_files_are_refused() {
     assert_refused("no such folder", &folder, &run(&input, &none.join("out"), None), "cannot write");
     assert_refused("a folder as output", &folder, &run(&input, &folder, None), "not a regular file");
     assert_refused("no name", &folder, &run(&input, &folder.join(".."), None), "cannot write");
+    let options = folder.join("options.json");
+    fs::write(&options, "{}").expect("the options are written");
+    let detour = folder.join("../wrong-files/in.safetensors");
+    for (from, onto) in [(&input, &input), (&input, &detour), (&input, &options)] {
+        let refused = run(from, onto, Some(&options));
+        assert_refused("an input as output", &folder, &refused, "it is an input of this command");
+    }
+    assert_eq!(fs::read(&input).expect("it is still there"), whole);
 }
 
 #[test]
