@@ -147,6 +147,15 @@ impl<'a> Attention<'a> {
         self
     }
 
+    /// The instruction set of calls that force none: that of the environment variable `HEADWISE_LEVEL`, as it
+    /// was at the first call, or [`Level::detect`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownLevel`], [`Error::LevelUnavailable`].
+    pub fn default_level() -> Result<Level, Error> {
+        resolve_level(None)
+    }
+
     /// How bf16 inputs are multiplied; by default [`Precision::Fast`].
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;

@@ -25,7 +25,7 @@ mod shapes;
 
 use std::time::Instant;
 
-use headwise::{DType, Level};
+use headwise::{Attention, DType, Level};
 use indicatif::{ProgressBar, ProgressStyle};
 use peak_alloc::PeakAlloc;
 
@@ -53,7 +53,7 @@ pub struct Args {
     /// A number of threads; repeatable [default: 1 and all cores].
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Vec<usize>,
-    /// A level by its name; repeatable [default: the best of this processor].
+    /// A level by its name; repeatable [default: that of HEADWISE_LEVEL, or the best of this processor].
     #[arg(long, value_name = "NAME")]
     level: Vec<Level>,
     /// Print where the time of a call goes, in percent, instead of how long it takes.
@@ -136,7 +136,12 @@ impl Args {
     /// # Errors
     /// Status 1 for a wrong result, 2 for what this machine or version cannot do.
     pub fn execute(&self) -> Result<(), Failure> {
-        let levels = or_default(&self.level, &[Level::detect()]);
+        let default = if self.level.is_empty() {
+            vec![Attention::default_level().map_err(Failure::usage)?]
+        } else {
+            Vec::new()
+        };
+        let levels = or_default(&self.level, &default);
         if let Some(&level) = levels.iter().find(|level| !level.is_available()) {
             return Err(Failure::usage(headwise::Error::LevelUnavailable { level }));
         }

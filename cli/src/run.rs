@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use headwise::analysis::{self, Statistic, StatisticsOptions};
 use headwise::reference::{self, Reference};
 use headwise::{Attention, DType, Element, Position, Terms, View, ViewMut};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
@@ -26,7 +27,7 @@ pub struct Args {
     /// The file to write.
     #[arg(long)]
     output: PathBuf,
-    /// A JSON file with options; without it the input's metadata entry `options` is used.
+    /// A JSON file with options (docs/run.md); without it the input's metadata entry `options` is used.
     #[arg(long)]
     options: Option<PathBuf>,
 }
@@ -124,7 +125,8 @@ impl Args {
     /// Status 2 for whatever is wrong; nothing is written then.
     pub fn execute(&self) -> Result<(), Failure> {
         let summary = self.run().map_err(Failure::usage)?;
-        writeln!(std::io::stdout(), "{summary}").map_err(Failure::usage)
+        _ = writeln!(std::io::stdout(), "{summary}"); // the file is there, whether or not somebody reads this
+        Ok(())
     }
 
     fn run(&self) -> Result<String, RunError> {
@@ -168,9 +170,6 @@ fn answer(input: &[u8], options: Option<&str>) -> Result<Answer, RunError> {
     let in_file = || header.metadata().as_ref()?.get("options").map(String::as_str);
     let options = options.or_else(in_file).map(Options::parse).transpose()?.unwrap_or_default();
     let inputs = Inputs::read(&file)?;
-    if options.stats {
-        return Err(RunError::Unsupported("stats".into()));
-    }
     match inputs.q.data {
         Floats::F32(_) => answer_as::<f32>(input.len(), &inputs, &options),
         Floats::F16(_) => answer_as::<f16>(input.len(), &inputs, &options),
@@ -310,12 +309,33 @@ impl<T: Float> Problem<'_, T> {
                 attention.scores(stage.into(), q, k, 0..hq, 0..lq, &mut scores)?;
                 tensors.push(("scores", Tensor { shape: shape.to_vec(), data: Floats::F32(scores) }));
             }
+            if options.stats {
+                let mut again = vec![T::default(); shape.iter().product()];
+                let [b, hq, lq, _] = q.shape();
+                let to = ViewMut::bhld(&mut again, [b, hq, lq, v.shape()[3]])?;
+                let asked = StatisticsOptions::new().rows().received();
+                let statistics = attention.run_with_statistics(q, k, v, to, &asked)?;
+                let rows = statistics.rows().unwrap_or_default();
+                let numbers = rows.iter().flat_map(|row| Statistic::ALL.map(|statistic| statistic.of(row)));
+                let received = statistics.received().unwrap_or_default().to_vec();
+                tensors.extend(self.statistics(numbers.collect(), received));
+            }
             Ok((tensors, plan, time))
         };
         match options.threads {
             Some(threads) => rayon::ThreadPoolBuilder::new().num_threads(threads).build()?.install(run),
             None => run(),
         }
+    }
+
+    /// The statistics of the rows, and what the keys receive.
+    fn statistics(&self, rows: Vec<f32>, received: Vec<f32>) -> [(&'static str, Tensor<Floats>); 2] {
+        let ([b, hq, lq, _], lk) = (self.q.shape(), self.k.shape()[2]);
+        let tensor = |shape: Vec<usize>, data| Tensor { shape, data: Floats::F32(data) };
+        [
+            ("stats", tensor(vec![b, hq, lq, Statistic::ALL.len()], rows)),
+            ("received", tensor(vec![b, hq, lk], received)),
+        ]
     }
 
     fn by_reference(&self, options: &Options) -> Result<Computed, RunError> {
@@ -341,6 +361,11 @@ impl<T: Float> Problem<'_, T> {
                 Stage::Weights => &reference.weights,
             };
             tensors.push(("scores", Tensor { shape: vec![b, hq, lq, lk], data: Floats::F32(round(scores)) }));
+        }
+        if options.stats {
+            let statistics = analysis::reference::statistics(self.q, self.k, self.v, &self.terms, None)?;
+            let numbers = statistics.rows.iter().flat_map(|row| row.numbers.map(|number| number as f32));
+            tensors.extend(self.statistics(numbers.collect(), round(&statistics.received)));
         }
         Ok((tensors, "f64 reference".into(), time))
     }

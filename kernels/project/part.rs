@@ -123,21 +123,7 @@ impl<I: Isa> Part<I> {
     ) -> [[I::f32s; NQ]; M] {
         let isa = self.isa;
         let mut acc = [[isa.splat_f32s(0.0); NQ]; M];
-        let (mut x, mut w) = (self.x, w);
-        let mut step = |acc: &mut [[I::f32s; NQ]; M]| {
-            // SAFETY: the caller's.
-            unsafe {
-                let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
-                for (m, acc) in acc.iter_mut().enumerate() {
-                    let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
-                    for (acc, vector) in acc.iter_mut().zip(vectors) {
-                        *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
-                    }
-                }
-            }
-            x = x.wrapping_add(1);
-            w = w.wrapping_add(PANEL);
-        };
+        let mut at = (self.x, w);
         let next = self.x.wrapping_add(M * self.x_row);
         for block in 0..self.steps / PACE {
             ahead.step(isa);
@@ -145,13 +131,41 @@ impl<I: Isa> Part<I> {
                 isa.prefetch_near(next.wrapping_add(m * self.x_row + block * PACE).cast());
             }
             for _ in 0..PACE {
-                step(&mut acc);
+                // SAFETY: the caller's.
+                unsafe { self.step(&mut at, &mut acc) };
             }
         }
         for _ in 0..self.steps % PACE {
-            step(&mut acc);
+            // SAFETY: the caller's.
+            unsafe { self.step(&mut at, &mut acc) };
         }
         acc
+    }
+
+    /// Adds the products of one element of each row at `x` and the vectors at `w`, and goes on to the next.
+    /// (No closure: one that is called in two places need not be inlined.)
+    ///
+    /// # Safety
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn step<const NQ: usize, const M: usize>(
+        &self,
+        (x, w): &mut (*const f32, *const f32),
+        acc: &mut [[I::f32s; NQ]; M],
+    ) {
+        let isa = self.isa;
+        // SAFETY: the caller's.
+        unsafe {
+            let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
+            for (m, acc) in acc.iter_mut().enumerate() {
+                let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
+                for (acc, vector) in acc.iter_mut().zip(vectors) {
+                    *acc = isa.mul_add_e_f32s(scalar, vector, *acc);
+                }
+            }
+        }
+        *x = x.wrapping_add(1);
+        *w = w.wrapping_add(PANEL);
     }
 
     /// Adds what the sums are added to, applies the activation and writes.

@@ -102,16 +102,17 @@ fn kernels_agree_with_the_reference() {
         ("no queries", small().random("q", &[2, 4, 0, 8]), ""),
     ];
     for (what, file, options) in table {
-        let expected = compute(file, &format!(r#"{{"reference": true, "lse": true{options}}}"#));
+        let expected =
+            compute(file, &format!(r#"{{"reference": true, "lse": true, "stats": true{options}}}"#));
         for kernel in ["", r#", "level": "scalar""#, r#", "threads": 2"#] {
-            let got = compute(file, &format!(r#"{{"lse": true{kernel}{options}}}"#));
-            for name in ["out", "lse"] {
+            let got = compute(file, &format!(r#"{{"lse": true, "stats": true{kernel}{options}}}"#));
+            for (name, limit) in [("out", 2e-6), ("lse", 2e-6), ("stats", 1e-5), ("received", 1e-5)] {
                 let ((shape, got), (expected_shape, expected)) =
                     (tensor(&got, name), tensor(&expected, name));
                 assert_eq!(shape, expected_shape, "{what}: {name}");
                 let largest =
                     expected.iter().filter(|x| x.is_finite()).fold(1.0, |max: f32, x| max.max(x.abs()));
-                let (difference, limit) = (max_difference(&got, &expected), 2e-6 * largest);
+                let (difference, limit) = (max_difference(&got, &expected), limit * largest);
                 assert!(difference <= limit, "{what}: {name} differs by {difference:e}");
             }
         }

@@ -116,7 +116,7 @@ fn wrong_options_are_refused() {
         (r#"{"precision": "fast"}"#, "\"fast\" is for BF16 tensors"),
         (r#"{"precision": "quick"}"#, "precision: unknown variant `quick`"),
         (r#"{"scores": "raw"}"#, "scores: unknown variant `raw`"),
-        (r#"{"stats": true}"#, "stats is not supported yet"),
+        (r#"{"stats": 1}"#, "stats: invalid type: integer `1`, expected a boolean"),
     ];
     let folder = folder("wrong-options");
     let bytes = File::small().bytes();
