@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Instructions of each kernel (benches/counts.rs, counted by valgrind) against benches/counts.txt: fails where one has grown by more
-# than COUNTS_LIMIT (2) percent, and for one that is not counted or not listed, and on instructions that are called. `--update` writes the list instead.
+# than COUNTS_LIMIT (2) percent, for one that is not counted or not listed, and where an instruction is called. `--update` writes
+# the list instead.
 set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 list=benches/counts.txt limit=${COUNTS_LIMIT:-2}

@@ -45,5 +45,5 @@ emulated() {
 apt_install qemu-user
 haswell=Haswell,-pcid,-tsc-deadline,-x2apic,-hle,-invpcid,-rtm
 emulated "$haswell" avx2 40
-emulated "$haswell,-f16c" avx2 120                                            # f16 one by one: no F16C instruction may leak
+emulated "$haswell,-f16c" avx2 120                                            # no F16C instruction may leak
 emulated Nehalem scalar 150

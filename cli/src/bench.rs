@@ -136,12 +136,10 @@ impl Args {
     /// # Errors
     /// Status 1 for a wrong result, 2 for what this machine or version cannot do.
     pub fn execute(&self) -> Result<(), Failure> {
-        let default = if self.level.is_empty() {
-            vec![Attention::default_level().map_err(Failure::usage)?]
-        } else {
-            Vec::new()
+        let levels = match &self.level[..] {
+            [] => vec![Attention::default_level().map_err(Failure::usage)?],
+            asked => or_default(asked, &[]),
         };
-        let levels = or_default(&self.level, &default);
         if let Some(&level) = levels.iter().find(|level| !level.is_available()) {
             return Err(Failure::usage(headwise::Error::LevelUnavailable { level }));
         }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use headwise::analysis::{self, Statistic, StatisticsOptions};
+use headwise::analysis::reference::{StatisticsReference, statistics};
+use headwise::analysis::{Statistic, StatisticsOptions};
 use headwise::reference::{self, Reference};
 use headwise::{Attention, DType, Element, Position, Terms, View, ViewMut};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
@@ -310,6 +311,7 @@ impl<T: Float> Problem<'_, T> {
                 tensors.push(("scores", Tensor { shape: shape.to_vec(), data: Floats::F32(scores) }));
             }
             if options.stats {
+                // Apart, so that `out` has the same bits whether or not they are asked for.
                 let mut again = vec![T::default(); shape.iter().product()];
                 let [b, hq, lq, _] = q.shape();
                 let to = ViewMut::bhld(&mut again, [b, hq, lq, v.shape()[3]])?;
@@ -343,7 +345,13 @@ impl<T: Float> Problem<'_, T> {
         let ([b, hq, lq, _], lk) = (self.q.shape(), self.k.shape()[2]);
         self.pairs("the number of query-key pairs of the reference")?;
         let start = Instant::now();
-        let reference = reference::attention(self.q, self.k, self.v, &self.terms)?;
+        let (reference, statistics) = if options.stats {
+            let StatisticsReference { attention, rows, received } =
+                statistics(self.q, self.k, self.v, &self.terms, None)?;
+            (attention, Some((rows, received)))
+        } else {
+            (reference::attention(self.q, self.k, self.v, &self.terms)?, None)
+        };
         let time = start.elapsed();
         let mut tensors = vec![(
             "out",
@@ -362,10 +370,9 @@ impl<T: Float> Problem<'_, T> {
             };
             tensors.push(("scores", Tensor { shape: vec![b, hq, lq, lk], data: Floats::F32(round(scores)) }));
         }
-        if options.stats {
-            let statistics = analysis::reference::statistics(self.q, self.k, self.v, &self.terms, None)?;
-            let numbers = statistics.rows.iter().flat_map(|row| row.numbers.map(|number| number as f32));
-            tensors.extend(self.statistics(numbers.collect(), round(&statistics.received)));
+        if let Some((rows, received)) = statistics {
+            let numbers = rows.iter().flat_map(|row| row.numbers.map(|number| number as f32));
+            tensors.extend(self.statistics(numbers.collect(), round(&received)));
         }
         Ok((tensors, "f64 reference".into(), time))
     }

@@ -148,7 +148,7 @@ impl<'a> StatisticsOptions<'a> {
     }
 
     /// Sums the weights that each key receives: [`Statistics::received`]. They need the sums of all rows
-    /// first, so the scores are computed once more: 1.6 to 1.8 times the time of [`Attention::run`] in all.
+    /// first, so the scores are computed once more: 1.6 to 2 times the time of [`Attention::run`] in all.
     pub fn received(mut self) -> Self {
         self.received = true;
         self
@@ -224,8 +224,9 @@ impl Statistics {
 impl<'a> Attention<'a> {
     /// As [`Attention::run`], and returns what the heads did: see [`crate::analysis`]. It takes 1.05 to 1.1
     /// times as long as [`Attention::run`] at 2048 tokens, 1.2 times at 128 (D = 64) and 1.35 times at 64 (D =
-    /// 32), where the end of a row counts (AVX-512; the bench `statistics` measures it). It is the prefill kernel in f32 at every level: few query rows, which would
-    /// go to the kernel for decoding, and bf16 in tiles come out rounded a little differently.
+    /// 32), where the end of a row counts (AVX-512; the bench `statistics` measures it). It is the prefill
+    /// kernel in f32 at every level: few query rows, which would go to the kernel for decoding, and bf16 in
+    /// tiles come out rounded a little differently.
     ///
     /// # Errors
     /// As [`Attention::run`]; [`Error::Length`] if the special keys are not `B * Lk`.

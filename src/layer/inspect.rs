@@ -12,15 +12,14 @@ use crate::workspace::Workspace;
 
 impl MultiHead {
     /// The queries `[B, H, Lq, d_k]`, keys `[B, H_kv, Lk, d_k]` and values of the last pass over `x` and
-    /// `keys`
-    /// (the same tokens in self-attention) in this workspace, normalised and turned: what
+    /// `keys` (the same tokens in self-attention) in this workspace, normalised and turned: what
     /// [`Attention::run_with_statistics`] and the rest of [`crate::analysis`] take, together with
     /// [`MultiHead::attention`]. With a cache, its keys and values take the place of these. Of a layer that was
     /// pruned unevenly they go there group by group: [`MultiHead::groups`] and [`View::heads`].
     ///
     /// ```
-    /// use headwise::{Attention, MultiHead, MultiHeadConfig, Linear, StatisticsOptions, Tokens, ViewMut,
-    /// Workspace};
+    /// use headwise::{Attention, Linear, MultiHead, MultiHeadConfig};
+    /// use headwise::{StatisticsOptions, Tokens, ViewMut, Workspace};
     /// # use headwise::layer::WeightLayout;
     /// # let weights: Vec<f32> = (0..64).map(|i| (i as f32).sin()).collect();
     /// # let linear = || Linear::new(&weights, WeightLayout::OutIn, [8, 8], None);
