@@ -37,6 +37,8 @@ pub(crate) struct Stack<'a> {
     pub part: *mut f32,
     /// The products run in tiles of bf16.
     pub tiles: bool,
+    /// What scores, sinks and all that is added are multiplied by: `LOG4_E` on their way to weights.
+    pub unit: f32,
     pub clock: &'a Clock,
     /// Where the statistics of the rows go, if they are asked for.
     pub statistics: Option<Sink<'a>>,
@@ -211,6 +213,16 @@ impl Stack<'_> {
             && terms.bias.is_none_or(|bias| bias.get(index) != Some(f32::NEG_INFINITY))
     }
 
+    /// A maximum of a row of a head as a score. A sink comes out as it went in.
+    #[inline(always)]
+    pub fn score(&self, max: f32, head: usize) -> f32 {
+        const LN_4: f64 = 2.0 * core::f64::consts::LN_2;
+        match self.call.terms.sinks {
+            Some(sinks) if sinks[head] * self.unit == max => sinks[head],
+            _ => (f64::from(max) * LN_4) as f32,
+        }
+    }
+
     /// Head and token of the rows of a block.
     #[inline(always)]
     pub fn rows(&self, block: &Block) -> Rows<'_> {
@@ -233,13 +245,13 @@ impl Stack<'_> {
                 let ([power, _], pairs) = (call.split_scale(), self.tile_sizes()[0] / 2);
                 pairs::pack::<I, NQ>(isa, &call.q, &q, power, buffers.qt, pairs);
             } else {
-                pack::pack::<I, NQ>(isa, &call.q, &q, call.scale, buffers.qt);
+                pack::pack::<I, NQ>(isa, &call.q, &q, call.scale * self.unit, buffers.qt);
             }
         }
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
         if let (Some(sinks), 0) = (call.terms.sinks, self.span.start) {
             let one = |head: usize, _| if sinks[head] == f32::NEG_INFINITY { 0.0 } else { 1.0 };
-            (m, l) = (rows.lanes(isa, |head, _| sinks[head]), rows.lanes(isa, one));
+            (m, l) = (rows.lanes(isa, |head, _| sinks[head] * self.unit), rows.lanes(isa, one));
         }
         // SAFETY: the caller's.
         unsafe {
@@ -302,7 +314,7 @@ impl Stack<'_> {
             let max = if self.tiles {
                 feed.all(isa);
                 self.tile_scores::<I, NQ>(span, &seen, buffers);
-                scale::<I, NQ>(isa, st, n, call.split_scale()[1])
+                scale::<I, NQ>(isa, st, n, call.split_scale()[1] * self.unit)
             } else {
                 let mut scores =
                     Scores { isa, n, d, k, qt: buffers.qt, st, max, feed, added: added.as_ref() };
@@ -315,18 +327,18 @@ impl Stack<'_> {
                 return Some((seen, max));
             }
             if let (Some(cap), Stage::Capped | Stage::Biased | Stage::Weights) = (terms.softcap, stage) {
-                terms::cap(isa, st, n * NQ, cap);
+                terms::cap(isa, st, n * NQ, cap * self.unit);
             }
             let logits = matches!(stage, Stage::Biased | Stage::Weights);
             if let (Some(slopes), true) = (terms.slopes, logits) {
-                terms::slopes::<I, NQ>(isa, call, b, &self.rows(block), slopes, st, seen.clone());
+                terms::slopes::<I, NQ>(isa, self, &self.rows(block), slopes, st, seen.clone());
             }
             if edge {
                 block.hidden = true;
                 terms::hide::<I, NQ>(isa, call, b, &self.rows(block), st, seen.clone());
             }
             let max = match plus {
-                Some(added) => added.apply::<I, NQ>(isa, st, n, logits),
+                Some(added) => added.apply::<I, NQ>(isa, st, n, logits.then_some(self.unit)),
                 None => terms::max::<I, NQ>(isa, st, n),
             };
             self.clock.lap(Part::Terms);

@@ -121,9 +121,10 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
         );
         if count > 0 {
-            let (token, tiles, statistics) = (tokens.start, false, None);
+            let (token, tiles, statistics, unit) = (tokens.start, false, None, 1.0);
+            let span_of_all = span.clone();
             let stack =
-                Stack { call, b, hk, heads, token, span: span.clone(), part, tiles, statistics, clock };
+                Stack { call, b, hk, heads, token, span: span_of_all, part, tiles, unit, statistics, clock };
             let mut few = Few {
                 call,
                 b,

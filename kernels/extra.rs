@@ -75,7 +75,7 @@ impl Added {
         }
     }
 
-    /// Adds the bias to the scores `st` of `n` keys (or, for scores of an earlier stage, only hides), and
+    /// Adds the bias, times the unit, to the scores `st` of `n` keys (or, without, only hides), and
     /// makes them exactly -inf where the bias is -inf or the mask's bit is 0, whatever they were. Returns the
     /// largest score of each lane.
     ///
@@ -87,7 +87,7 @@ impl Added {
         isa: I,
         st: *mut I::f32s,
         n: usize,
-        sum: bool,
+        unit: Option<f32>,
     ) -> [I::f32s; NQ] {
         let (lanes, minus_inf) = (I::F32_LANES, isa.splat_f32s(f32::NEG_INFINITY));
         let mut max = [minus_inf; NQ];
@@ -109,7 +109,10 @@ impl Added {
                     let (first, square) = bias.square(isa, q, start);
                     for j in start..n.min(start + lanes) {
                         let (st, bias) = (&mut *st.add(j * NQ + q), square.as_ref()[j - first]);
-                        let x = if sum { isa.add_f32s(*st, bias) } else { *st };
+                        let x = match unit {
+                            Some(unit) => isa.mul_add_e_f32s(bias, isa.splat_f32s(unit), *st),
+                            None => *st,
+                        };
                         let x = isa.select_f32s(isa.equal_f32s(bias, minus_inf), minus_inf, x);
                         *st = self.hide(isa, x, j, q);
                         largest = isa.max_f32s(*st, largest);

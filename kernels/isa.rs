@@ -11,6 +11,8 @@ pub(crate) use x86::has_f16c;
 
 use half::{bf16, f16};
 
+use crate::exp;
+
 /// A pulp token with `LANES = Self::F32_LANES` lanes of f32, and what the kernels need beside it.
 pub(crate) trait Isa: pulp::Simd {
     /// `LANES` vectors: a square of f32.
@@ -26,6 +28,12 @@ pub(crate) trait Isa: pulp::Simd {
     #[inline(always)]
     fn zero_below(self, x: Self::f32s, low: f32, y: Self::f32s) -> Self::f32s {
         self.select_f32s(self.less_than_f32s(x, self.splat_f32s(low)), self.splat_f32s(0.0), y)
+    }
+
+    /// `4^x` for `x <= 63`, as [`exp::power_of_4`] says.
+    #[inline(always)]
+    fn power_of_4(self, x: Self::f32s) -> Self::f32s {
+        exp::power_of_4(self, x)
     }
 
     /// Asks for the cache line at `ptr`, which may be any address, for the second-level cache.

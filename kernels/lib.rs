@@ -28,7 +28,7 @@
 //! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles, and what they read |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
-//! | `exp.rs` | exp, ln and tanh |
+//! | `exp.rs` | exp, powers of 4, ln and tanh |
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
 //! | `project.rs` | projections: inputs times weights packed once |
 //! | `rows.rs` | norms and rotary positions of rows |
@@ -73,7 +73,7 @@ pub use divergence::divergence;
 pub use element::{DType, Element, Stored};
 pub use error::Error;
 pub use level::Level;
-pub use measure::{exp, fma, ln, read, tanh};
+pub use measure::{exp, fma, ln, power_of_4, read, tanh};
 pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
 pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;

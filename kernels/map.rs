@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::call::Stage;
-use crate::exp::exp;
+use crate::exp::LOG4_E;
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::pack::{MAX_ROWS, unpack};
@@ -43,9 +43,9 @@ impl Op for Map<'_, '_> {
                 };
             }
         }
-        let part = core::ptr::null_mut();
+        let (part, unit) = (core::ptr::null_mut(), if stage == Stage::Weights { LOG4_E } else { 1.0 });
         let (token, all, tiles, statistics) = (tokens.start, 0..lk, false, None);
-        let stack = Stack { call, b, hk, heads, token, span: all, part, tiles, statistics, clock };
+        let stack = Stack { call, b, hk, heads, token, span: all, part, tiles, unit, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);
@@ -117,7 +117,7 @@ impl Stack<'_> {
                 let shift = shift(isa, m);
                 for x in 0..seen.len() * NQ {
                     let st = &mut *buffers.st.add(x);
-                    *st = exp(isa, isa.sub_f32s(*st, shift[x % NQ]));
+                    *st = isa.power_of_4(isa.sub_f32s(*st, shift[x % NQ]));
                 }
                 factor = divide(isa, factor, l);
             }

@@ -77,6 +77,15 @@ pub fn exp(level: Level, x: &mut [f32]) -> Result<(), Error> {
     level.dispatch(Map { x, function: Function::Exp })
 }
 
+/// `4^x` of every element, in place, as the kernels compute it: within 2 ulp up to 63, exactly 0 where the
+/// result is not a normal number.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn power_of_4(level: Level, x: &mut [f32]) -> Result<(), Error> {
+    level.dispatch(Map { x, function: Function::PowerOf4 })
+}
+
 /// `tanh` of every element, in place, as the kernels compute it: within 3 ulp.
 ///
 /// # Errors
@@ -96,6 +105,7 @@ pub fn ln(level: Level, x: &mut [f32]) -> Result<(), Error> {
 #[derive(Clone, Copy)]
 enum Function {
     Exp,
+    PowerOf4,
     Tanh,
     Ln,
 }
@@ -105,6 +115,7 @@ impl Function {
     fn of<I: Isa>(self, isa: I, x: I::f32s) -> I::f32s {
         match self {
             Function::Exp => crate::exp::exp(isa, x),
+            Function::PowerOf4 => isa.power_of_4(x),
             Function::Tanh => crate::exp::tanh(isa, x),
             Function::Ln => crate::exp::ln(isa, x),
         }

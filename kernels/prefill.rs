@@ -6,10 +6,13 @@
 //!     scores  st[j][i] = sum over c of k[j][c] * qt[c][i]      k[j][c]: a scalar from the caller's memory
 //!     terms   st[j][i] = cap, slopes, bias, visibility         only blocks that need them
 //!     max     new[i]   = max(m[i], max over j of st[j][i])
-//!     exp     st[j][i] = exp(st[j][i] - new[i]);  l[i] = l[i] * exp(m[i] - new[i]) + sum over j of st[j][i]
-//!     values  ot[c][i] = ot[c][i] * exp(m[i] - new[i]) + sum over j of v[j][c] * st[j][i]
+//!     power   st[j][i] = 4^(st[j][i] - new[i]);  l[i] = l[i] * 4^(m[i] - new[i]) + sum over j of st[j][i]
+//!     values  ot[c][i] = ot[c][i] * 4^(m[i] - new[i]) + sum over j of v[j][c] * st[j][i]
 //! out[i][c] = ot[c][i] / l[i]
 //! ```
+//!
+//! Scores, and all that is added to them, are multiplied by `log4(e)`, at no cost where the scale is: powers of
+//! 4 are had for less than those of e.
 //!
 //! (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3; Dao et al. 2022,
 //! "FlashAttention", algorithm 1.)
@@ -28,6 +31,7 @@ use core::ops::Range;
 
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::clock::Part;
+use crate::exp::LOG4_E;
 use crate::isa::Isa;
 use crate::join;
 use crate::level::Op;
@@ -88,8 +92,8 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        let (token, tiles, statistics) = (tokens.start, self.tiles, out.statistics);
-        let stack = Stack { call, b, hk, heads, token, span, part, tiles, statistics, clock };
+        let (token, tiles, statistics, unit) = (tokens.start, self.tiles, out.statistics, LOG4_E);
+        let stack = Stack { call, b, hk, heads, token, span, part, tiles, unit, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;

@@ -1,6 +1,5 @@
 //! The two products of attention as bodies of the register tile, and the online softmax between them.
 
-use crate::exp::exp;
 use crate::extra::Added;
 use crate::isa::Isa;
 use crate::tile::{self, Feed, Tile};
@@ -139,13 +138,13 @@ pub(crate) unsafe fn softmax<I: Isa, const NQ: usize>(
     }
     let shift = shift(isa, new);
     for x in 0..NQ {
-        correction[x] = exp(isa, isa.sub_f32s(m[x], shift[x]));
+        correction[x] = isa.power_of_4(isa.sub_f32s(m[x], shift[x]));
     }
     for j in 0..n {
         for x in 0..NQ {
             // SAFETY: the caller's.
             let st = unsafe { &mut *st.add(j * NQ + x) };
-            *st = exp(isa, isa.sub_f32s(*st, shift[x]));
+            *st = isa.power_of_4(isa.sub_f32s(*st, shift[x]));
             sum[x] = isa.add_f32s(sum[x], *st);
         }
     }
@@ -156,8 +155,8 @@ pub(crate) unsafe fn softmax<I: Isa, const NQ: usize>(
     correction
 }
 
-/// What to subtract before exp: the maximum, or 0 where nothing is visible yet (-inf - 0 is -inf, whose exp
-/// is 0).
+/// What to subtract before the power: the maximum, or 0 where nothing is visible yet (-inf - 0 is -inf, whose
+/// power is 0).
 #[inline(always)]
 pub(crate) fn shift<I: Isa, const NQ: usize>(isa: I, mut max: [I::f32s; NQ]) -> [I::f32s; NQ] {
     let minus_inf = isa.splat_f32s(f32::NEG_INFINITY);

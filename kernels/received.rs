@@ -1,7 +1,7 @@
 //! What each key receives from all rows of a head:
 //!
 //! ```text
-//! received[j] = sum over i of p(i, j) = sum over i of exp(s(i, j) - m(i)) / l(i)
+//! received[j] = sum over i of p(i, j) = sum over i of 4^(s(i, j) - m(i)) / l(i)      as in `prefill.rs`
 //! ```
 //!
 //! Maximum and sum of every row must be known, so the scores are computed a second time, by the same tile. A
@@ -13,7 +13,7 @@ use core::ops::Range;
 use crate::Call;
 use crate::block::{Action, Block, Buffers, Span, Stack};
 use crate::call::Stage;
-use crate::exp::exp;
+use crate::exp::LOG4_E;
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
@@ -59,8 +59,8 @@ impl Op for Received<'_, '_> {
         heads.clear();
         heads.push(head);
         let (hk, part, span) = (head / call.group, core::ptr::null_mut(), keys.start..keys.end);
-        let (token, tiles, statistics) = (0, false, None);
-        let stack = Stack { call, b, hk, heads, token, span, part, tiles, statistics, clock };
+        let (token, tiles, statistics, unit) = (0, false, None, LOG4_E);
+        let stack = Stack { call, b, hk, heads, token, span, part, tiles, unit, statistics, clock };
         let rows = if call.is_closed(head) { 0 } else { call.q_len(b) };
         let (d, width, lanes) = (call.q.shape()[3], NQ * I::F32_LANES, I::F32_LANES);
         let copy = needs_copy(&call.k, 2);
@@ -146,7 +146,7 @@ impl Stack<'_> {
             for x in 0..NQ {
                 // SAFETY: as above.
                 let score = unsafe { *buffers.st.add(j * NQ + x) };
-                sum = isa.mul_add_e_f32s(exp(isa, isa.sub_f32s(score, shift[x])), share[x], sum);
+                sum = isa.mul_add_e_f32s(isa.power_of_4(isa.sub_f32s(score, shift[x])), share[x], sum);
             }
             // SAFETY: as above.
             unsafe { *sums.add(j) = sum };

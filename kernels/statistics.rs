@@ -1,9 +1,9 @@
 //! What a row of attention looks like, in numbers, in the same pass as the attention itself.
 //!
 //! ```text
-//! t(j) = s(j) - m,  w(j) = exp(t(j)),  l = sum of w(j)         m: running maximum; a sink has t = sink - m
-//! entropy   = ln l - (sum of w t) / l                           -ln p(j) = ln l - t(j)
-//! distance  = (sum of w (pos - j)) / l,  largest = exp(s_max - m) / l,  and so on
+//! t(j) = s(j) - m,  w(j) = 4^t(j),  l = sum of w(j)            m: running maximum; a sink has t = sink - m
+//! entropy   = ln l - ln 4 (sum of w t) / l                      -ln p(j) = ln l - t(j) ln 4
+//! distance  = (sum of w (pos - j)) / l,  largest = 4^(s_max - m) / l,  and so on
 //! ```
 //!
 //! All of these sums are lane-wise, beside the sum of the softmax: a new maximum rescales them like `l`, and
@@ -13,7 +13,7 @@
 use core::ops::Range;
 
 use crate::block::{Block, Buffers, Stack};
-use crate::exp::exp;
+use crate::exp::UNDERFLOW_4;
 use crate::isa::Isa;
 use crate::products::shift;
 use crate::terms::Rows;
@@ -62,8 +62,8 @@ pub struct Observe<'a> {
     pub rows: &'a mut [RowStatistics],
     /// The special keys, `[B, Lk]`.
     pub special: Option<&'a [bool]>,
-    /// The maximum and the sum that made each row's weights, `exp(s - maximum) / sum`, in the same places.
-    /// Rows that are not computed stay as they are.
+    /// The maximum and the sum that made each row's weights, `4^(s log4(e) - maximum) / sum`, in the same
+    /// places. Rows that are not computed stay as they are.
     pub states: Option<&'a mut [[f32; 2]]>,
 }
 
@@ -147,7 +147,7 @@ impl<I: Isa, const NQ: usize> pulp::WithSimd for Step<'_, I, NQ> {
 }
 
 /// Below this a weight is 0 for certain; a score of -inf is taken for it, so that `0 * t` is 0.
-const LOWEST: f32 = -88.0;
+const LOWEST: f32 = UNDERFLOW_4 - 1.0;
 
 impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
     /// # Safety
@@ -170,7 +170,7 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
         let shift = shift(isa, new);
         for x in 0..NQ {
             let moved = isa.sub_f32s(m[x], shift[x]);
-            let factor = exp(isa, moved);
+            let factor = isa.power_of_4(moved);
             correction[x] = factor;
             // Names of their own for what the loop keeps in registers.
             let (mut sum, mut scores, mut distance, mut absolute) = (zero, zero, zero, zero);
@@ -179,7 +179,7 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
                 // SAFETY: the caller's.
                 let st = unsafe { &mut *st.add(j * NQ + x) };
                 let t = isa.sub_f32s(*st, shift[x]);
-                let w = exp(isa, t);
+                let w = isa.power_of_4(t);
                 *st = w;
                 sum = isa.add_f32s(sum, w);
                 scores = isa.mul_add_e_f32s(w, isa.max_f32s(lowest, t), scores);

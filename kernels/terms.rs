@@ -5,6 +5,7 @@
 use core::ops::Range;
 
 use crate::View;
+use crate::block::Stack;
 use crate::call::Call;
 use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
@@ -95,16 +96,16 @@ pub(crate) unsafe fn cap<I: Isa>(isa: I, st: *mut I::f32s, vectors: usize, cap: 
 #[inline(always)]
 pub(crate) unsafe fn slopes<I: Isa, const NQ: usize>(
     isa: I,
-    call: &Call<'_>,
-    b: usize,
+    stack: &Stack<'_>,
     rows: &Rows<'_>,
     slopes: &[f32],
     st: *mut I::f32s,
     keys: Range<usize>,
 ) {
+    let (call, b) = (stack.call, stack.b);
     // Distances from the first key of the block: exact in f32 up to 2^24.
     let ahead = |_, token| call.pos(b, token).saturating_sub(keys.start as i64) as f32;
-    let slope: [I::f32s; NQ] = rows.lanes(isa, |head, _| -slopes[head]);
+    let slope: [I::f32s; NQ] = rows.lanes(isa, |head, _| -slopes[head] * stack.unit);
     let ahead: [I::f32s; NQ] = rows.lanes(isa, ahead);
     for j in 0..keys.len() {
         let j_f32 = isa.splat_f32s(j as f32);

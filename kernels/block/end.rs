@@ -48,7 +48,11 @@ impl Stack<'_> {
                     rows.each(block.count, |i, head, token| {
                         let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
                         let lse = lse.add(call.row_index(self.b, head, token));
-                        *lse = if l == 0.0 { f32::NEG_INFINITY } else { canonical(m + l.ln()) };
+                        *lse = if l == 0.0 {
+                            f32::NEG_INFINITY
+                        } else {
+                            canonical(self.score(m, head) + l.ln())
+                        };
                     });
                 }
                 pack::unpack_to::<I, NQ>(isa, buffers.ot, factor, &place[..block.count], out, dv);
@@ -60,7 +64,7 @@ impl Stack<'_> {
                 rows.each(block.count, |i, head, token| {
                     let record = join::place(self.part, call, self.hk, head, token);
                     let (m, l) = (*m.as_ptr().cast::<f32>().add(i), *l.as_ptr().cast::<f32>().add(i));
-                    *join::state(record, dv) = [m, l];
+                    *join::state(record, dv) = [self.score(m, head), l];
                     place[i] = record.cast();
                 });
                 let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);

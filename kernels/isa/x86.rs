@@ -9,6 +9,7 @@ use pulp::x86::{V3, V4};
 use pulp::{cast, f32x8, f32x16, u32x8, u32x16};
 
 use super::Isa;
+use crate::exp::UNDERFLOW_4;
 
 impl Isa for V3 {
     type Square = [f32x8; 8];
@@ -266,6 +267,28 @@ impl Isa for V4 {
         unsafe {
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(cast(x), _mm512_set1_ps(low));
             cast(_mm512_maskz_mov_ps(keep, cast(y)))
+        }
+    }
+
+    /// `x = floor(2x) / 2 + r`, `4^r` by a polynomial of degree 5 on `0 <= r <= 1/2`, times `2^floor(2x)`: what
+    /// is behind the point and before it in an instruction each. Where `x` is above -1/4 `r` is rounded, down;
+    /// the factors were searched for the least error with that, 1.95 ulp.
+    #[inline(always)]
+    fn power_of_4(self, x: f32x16) -> f32x16 {
+        const HALVES_DOWN: i32 = 1 << 4 | _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+        const C: [f32; 5] = [1.386_307, 0.960_568_3, 0.446_959_44, 0.142_911_1, 0.060_880_06];
+        let x: __m512 = cast(x);
+        // SAFETY: `self` proves AVX-512 F and DQ.
+        unsafe {
+            let r = _mm512_reduce_ps::<HALVES_DOWN>(x);
+            let mut p = _mm512_set1_ps(C[4]);
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(C[3]));
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(C[2]));
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(C[1]));
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(C[0]));
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0));
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(UNDERFLOW_4));
+            cast(_mm512_maskz_scalef_ps(keep, p, _mm512_add_ps(x, x)))
         }
     }
 

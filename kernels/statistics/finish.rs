@@ -2,7 +2,7 @@
 
 use super::{RowStatistics, Sink, Sums};
 use crate::block::{Block, Buffers, Stack};
-use crate::exp::{exp, ln};
+use crate::exp::ln;
 use crate::isa::Isa;
 use crate::pack::{MAX_ROWS, unpack};
 use crate::products::{divide, shift};
@@ -68,17 +68,18 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
         let (share, shift) = (divide(isa, [one; NQ], *l), shift(isa, *m));
         // SAFETY: the caller's.
         let norm = unsafe { self.norms() };
-        let zero = isa.splat_f32s(0.0);
+        let (zero, ln_4) = (isa.splat_f32s(0.0), isa.splat_f32s(2.0 * core::f32::consts::LN_2));
         let mut fields = [[zero; NQ]; FIELDS];
         for x in 0..NQ {
-            let entropy = isa.sub_f32s(ln(isa, l[x]), isa.mul_f32s(sums.scores[x], share[x]));
+            let mean = isa.mul_f32s(sums.scores[x], share[x]); // of the scores, in base 4
+            let entropy = isa.sub_f32s(ln(isa, l[x]), isa.mul_f32s(mean, ln_4));
             // Rounding must not make it negative; NaN stays.
             let entropy = isa.select_f32s(isa.less_than_f32s(entropy, zero), zero, entropy);
             let outcomes = isa.add_f32s(sums.keys[x], sinks[x]);
             let several = isa.less_than_f32s(one, outcomes);
             let even = ln(isa, isa.select_f32s(several, outcomes, one));
             let normalised = isa.select_f32s(several, isa.div_f32s(entropy, even), zero);
-            let largest = exp(isa, isa.sub_f32s(sums.largest[x], shift[x]));
+            let largest = isa.power_of_4(isa.sub_f32s(sums.largest[x], shift[x]));
             let weights = [
                 largest,
                 sums.named[0][x],

@@ -1,6 +1,6 @@
-//! exp and tanh in units in the last place, over their whole range, at every level of this machine.
+//! exp, powers of 4, tanh and ln in units in the last place, over their whole range, at every level of this machine.
 
-use headwise_kernels::{Level, divergence, exp, ln, tanh};
+use headwise_kernels::{Level, divergence, exp, ln, power_of_4, tanh};
 
 /// Distance in units in the last place of the f32 nearest to `want`.
 fn ulp(got: f32, want: f64) -> f64 {
@@ -65,6 +65,29 @@ fn exp_corners() {
         let mut x: Vec<f32> = (0..2000).map(|i| -87.4 + i as f32 * 1e-4).collect();
         exp(level, &mut x).unwrap();
         assert!(x.iter().all(|x| *x == 0.0 || x.is_normal()), "{level}");
+    }
+}
+
+#[test]
+fn power_of_4_within_2_ulp() {
+    for level in Level::available() {
+        let negative = (0..=63f32.to_bits()).step_by(step()).map(|x| x | SIGN);
+        let positive = (0..=63f32.to_bits()).step_by(step());
+        let (error, at) = worst(power_of_4, |x| (2.0 * x).exp2(), level, negative.chain(positive));
+        println!("{level}: 4^x {error:.3} ulp at {at:e}");
+        assert!(error <= 2.0, "{level}: {error} ulp at {at:e}");
+
+        let below = -f32::from_bits(63f32.to_bits() + 1);
+        let mut x = [0.0, -0.0, f32::NEG_INFINITY, f32::MIN, -1e30, -64.0, below, f32::NAN];
+        power_of_4(level, &mut x).unwrap();
+        assert_eq!(x[..2], [1.0, 1.0], "{level}");
+        assert_eq!(x[2..7].map_bits(), [0; 5], "{level}: {x:?}");
+        assert!(x[7].is_nan(), "{level}");
+        // Whole vectors of NaN, too, with any payload.
+        let mut x = vec![f32::from_bits(0x7fc0_0001); 16];
+        x.extend([f32::from_bits(0xffff_ffff); 16]);
+        power_of_4(level, &mut x).unwrap();
+        assert!(x.iter().all(|x| x.is_nan()), "{level}");
     }
 }
 
