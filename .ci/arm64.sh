@@ -12,9 +12,9 @@ export CARGO_TARGET_DIR=$target/arm64
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 emulated() {
   run_tests CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $1 -L /usr/aarch64-linux-gnu" \
-    EXPECT_LEVEL=neon CASES=150 cargo test -q --target $triple -p headwise --test "$LEVEL_TESTS"
+    EXPECT_LEVEL=neon CASES="$2" cargo test -q --target $triple -p headwise --test "$LEVEL_TESTS"
 }
-emulated max
-emulated cortex-a72                       # plain Armv8.0, without fp16, dotprod and bf16: SIGILL if one leaks out of its dispatch
+emulated max 150
+emulated cortex-a72 40                    # plain Armv8.0, without fp16, dotprod and bf16: SIGILL if one leaks out of its dispatch
 
 debian_clippy $triple --target-dir "$CARGO_TARGET_DIR/clippy" -p headwise-kernels -p headwise --all-targets

@@ -15,10 +15,11 @@ LEVEL_TESTS=${LEVEL_TESTS:-levels}
 # run_tests [NAME=VALUE...] COMMAND...: fails as the command does, and when no test ran.
 run_tests() {
   echo "\$ $*"
-  local log=$target/ci-tests.log
+  local log=$target/ci-tests.log start=$SECONDS
   mkdir -p "$target"
   env "$@" 2>&1 | tee "$log"
   grep -q '^test result: ok\. [1-9]' "$log" || fail "no test ran in: $*"
+  echo "$((SECONDS - start)) s: $*"
 }
 
 # apt_get ARGUMENTS...: quiet, never asks, waits for another one to finish, and is tried three times.

@@ -213,16 +213,6 @@ impl Stack<'_> {
             && terms.bias.is_none_or(|bias| bias.get(index) != Some(f32::NEG_INFINITY))
     }
 
-    /// A maximum of a row of a head as a score. A sink comes out as it went in.
-    #[inline(always)]
-    pub fn score(&self, max: f32, head: usize) -> f32 {
-        const LN_4: f64 = 2.0 * core::f64::consts::LN_2;
-        match self.call.terms.sinks {
-            Some(sinks) if sinks[head] * self.unit == max => sinks[head],
-            _ => (f64::from(max) * LN_4) as f32,
-        }
-    }
-
     /// Head and token of the rows of a block.
     #[inline(always)]
     pub fn rows(&self, block: &Block) -> Rows<'_> {

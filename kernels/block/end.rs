@@ -9,6 +9,16 @@ use crate::split::RowsMut;
 use crate::statistics::Finish;
 
 impl Stack<'_> {
+    /// A maximum of a row of a head as a score. A sink comes out as it went in.
+    #[inline(always)]
+    fn score(&self, max: f32, head: usize) -> f32 {
+        const LN_4: f64 = 2.0 * core::f64::consts::LN_2;
+        match self.call.terms.sinks {
+            Some(sinks) if sinks[head] * self.unit == max => sinks[head],
+            _ => (f64::from(max) * LN_4) as f32,
+        }
+    }
+
     /// Divides by the sums and writes the rows; notes the rows that NaN may have leaked into.
     ///
     /// # Safety
