@@ -212,10 +212,13 @@ impl Few<'_> {
                 *sum = isa.mul_f32s(*sum, correction);
             }
             let [shift] = shift(isa, [isa.splat_f32s(self.m[r])]);
+            // By themselves first: beside a large sum, many small weights would all be rounded to one side.
+            let mut chunk = isa.splat_f32s(0.0);
             for s in s {
                 *s = exp(isa, isa.sub_f32s(*s, shift));
-                *sum = isa.add_f32s(*sum, *s);
+                chunk = isa.add_f32s(chunk, *s);
             }
+            *sum = isa.add_f32s(*sum, chunk);
         }
     }
 

@@ -10,6 +10,7 @@
 mod attention;
 mod layer;
 mod memory;
+mod serving;
 
 /// On both sides of vectors of 4, 8 and 16, of tiles of 32 rows and of blocks of 128 keys.
 const SIZES: [usize; 15] = [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 40, 65, 129];

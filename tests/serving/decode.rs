@@ -267,3 +267,20 @@ fn nan_shows_where_every_score_is_minus_infinity() {
         }
     }
 }
+
+/// A sum of 1 to which a thousand weights of 1.3e-4 are added, all of which would be rounded to one side.
+#[test]
+fn many_small_weights_beside_a_large_one() {
+    let (sinks, v) = ([8.927_736], uniform(1, 1000));
+    let terms = Terms { scale: Some(1.0), sinks: Some(&sinks), ..Terms::default() };
+    for lq in [1, 4] {
+        let qkv = [bhld(&[], [1, 1, lq, 0]), bhld(&[], [1, 1, 1000, 0]), bhld(&v, [1, 1, 1000, 1])];
+        let want = reference::attention(qkv[0], qkv[1], qkv[2], &terms).unwrap();
+        for level in levels() {
+            let (_, lse) = run(terms, level, qkv[0], qkv[1], qkv[2]);
+            for (got, want) in lse.iter().zip(&want.lse) {
+                assert!((f64::from(*got) - want).abs() < 3e-6, "{level}: {got} is not {want}");
+            }
+        }
+    }
+}
