@@ -2,10 +2,10 @@
 //! the output, the LSE and the map, of every type at every level.
 
 use half::{bf16, f16};
-use headwise::{Attention, DType, Element, Level, Position, Stage, Stored, Terms, View, ViewMut};
+use headwise::{Attention, DType, Element, Level, Position, Stage, Stored, Terms, View};
 
-use super::SIZES;
 use super::memory::{Guarded, Trap};
+use super::{SIZES, view, view_mut};
 
 /// One problem: sizes, and which options it has.
 #[derive(Debug, Clone, Copy)]
@@ -122,32 +122,22 @@ impl Case {
         if shared { [1, 1, lq, lk] } else { [b, hk * group, lq, lk] }
     }
 
-    fn view<'a, X: Copy>(&self, data: &'a [X], [b, h, l, d]: [usize; 4]) -> View<'a, X> {
-        match self.tokens_first {
-            true => View::blhd(data, [b, l, h, d]).unwrap(),
-            false => View::bhld(data, [b, h, l, d]).unwrap(),
-        }
-    }
-
     /// Keys or values, integers with their scales.
     fn stored<'a, C: Stored>(&self, data: &'a [C], scales: &'a [f32], d: usize) -> View<'a, C> {
         let Self { b, hk, lk, per, .. } = *self;
-        let view = self.view(data, [b, hk, lk, d]);
+        let plain = view(self.tokens_first, data, [b, hk, lk, d]);
         match C::DTYPE {
-            DType::I8 => view.scaled(self.view(scales, [b, hk, lk, d.div_ceil(per)])).unwrap(),
-            _ => view,
+            DType::I8 => plain.scaled(view(self.tokens_first, scales, [b, hk, lk, d.div_ceil(per)])).unwrap(),
+            _ => plain,
         }
     }
 
     fn run<T: Element, C: Stored>(&self, level: Level, from: &Inputs<T, C>, to: &mut Outputs<T>) {
         let Self { b, hk, group, lq, d, dv, lists, .. } = *self;
         let hq = hk * group;
-        let q = self.view(&from.q, [b, hq, lq, d]);
+        let q = view(self.tokens_first, &from.q, [b, hq, lq, d]);
         let (k, v) = (self.stored(&from.k, &from.k_scales, d), self.stored(&from.v, &from.v_scales, dv));
-        let out = match self.tokens_first {
-            true => ViewMut::blhd(&mut to.out, [b, lq, hq, dv]),
-            false => ViewMut::bhld(&mut to.out, [b, hq, lq, dv]),
-        };
+        let out = view_mut(self.tokens_first, &mut to.out, [b, hq, lq, dv]);
         let terms = Terms {
             causal: self.causal,
             position: if lists { Position::Each(&from.offsets) } else { Position::BottomRight },
@@ -161,7 +151,7 @@ impl Case {
             ..Terms::default()
         };
         let attention = Attention::with_terms(terms).level(level);
-        attention.run_with_lse(q, k, v, out.unwrap(), &mut to.lse).unwrap();
+        attention.run_with_lse(q, k, v, out, &mut to.lse).unwrap();
         let stage = if self.shared { Stage::Weights } else { Stage::Biased };
         attention.scores(stage, q, k, 0..hq, 0..lq, &mut to.map).unwrap();
     }

@@ -12,5 +12,17 @@ mod layer;
 mod memory;
 mod serving;
 
+use headwise::{View, ViewMut};
+
 /// On both sides of vectors of 4, 8 and 16, of tiles of 32 rows and of blocks of 128 keys.
 const SIZES: [usize; 15] = [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 40, 65, 129];
+
+/// `[B, H, L, D]` in compact memory, tokens outside the heads or inside.
+fn view<X: Copy>(tokens_first: bool, data: &[X], [b, h, l, d]: [usize; 4]) -> View<'_, X> {
+    if tokens_first { View::blhd(data, [b, l, h, d]) } else { View::bhld(data, [b, h, l, d]) }.unwrap()
+}
+
+/// The same, to be written.
+fn view_mut<X: Copy>(tokens_first: bool, data: &mut [X], [b, h, l, d]: [usize; 4]) -> ViewMut<'_, X> {
+    if tokens_first { ViewMut::blhd(data, [b, l, h, d]) } else { ViewMut::bhld(data, [b, h, l, d]) }.unwrap()
+}

@@ -2,10 +2,10 @@
 //! lists that say where tokens lie.
 
 use half::{bf16, f16};
-use headwise::{Attention, DType, Element, Level, Stored, View, ViewMut};
+use headwise::{Attention, DType, Element, Level, Stored};
 
-use super::SIZES;
 use super::memory::{Guarded, Trap};
+use super::{SIZES, view, view_mut};
 
 /// How the tokens of keys and values lie; of packed ones those of the queries, too.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,13 +35,6 @@ fn numbers<T: Stored>(n: usize) -> Vec<T> {
 }
 
 impl Case {
-    fn view<'a, X: Copy>(&self, data: &'a [X], [b, h, l, d]: [usize; 4]) -> View<'a, X> {
-        match self.tokens_first {
-            true => View::blhd(data, [b, l, h, d]).unwrap(),
-            false => View::bhld(data, [b, h, l, d]).unwrap(),
-        }
-    }
-
     /// `[B, L]` of the memory of keys and values.
     fn places(&self) -> [usize; 2] {
         let [x, y] = self.keys;
@@ -80,9 +73,9 @@ impl Case {
         let ring = if let Form::Rolling(keep) = form { axis.saturating_sub(keep) } else { 0 };
         let (table, firsts) = (Guarded::new(&table, trap), Guarded::new(&[ring / 3, 0], trap));
         let [k, v] = [&k, &v].map(|x| {
-            let mut x = self.view(x, shape);
+            let mut x = view(self.tokens_first, x, shape);
             if C::DTYPE == DType::I8 {
-                x = x.scaled(self.view(&scales, sizes)).unwrap();
+                x = x.scaled(view(self.tokens_first, &scales, sizes)).unwrap();
             }
             match form {
                 Form::Packed => x.packed(&of_keys).unwrap(),
@@ -98,13 +91,9 @@ impl Case {
         let of_level = |&level: &Level| {
             let mut out = Guarded::new(&vec![T::from_f32(f32::NAN); b * tokens * hq * d], trap);
             let mut lse = Guarded::new(&vec![f32::NAN; b * tokens * hq], trap);
-            let (mut q, mut to) = (
-                self.view(&q, [b, hq, tokens, d]),
-                match self.tokens_first {
-                    true => ViewMut::blhd(&mut out, [b, tokens, hq, d]).unwrap(),
-                    false => ViewMut::bhld(&mut out, [b, hq, tokens, d]).unwrap(),
-                },
-            );
+            let shape = [b, hq, tokens, d];
+            let mut q = view(self.tokens_first, &q, shape);
+            let mut to = view_mut(self.tokens_first, &mut out, shape);
             let mut attention = Attention::new().level(level).causal();
             if form == Form::Packed {
                 (q, to) = (q.packed(&of_queries).unwrap(), to.packed(&of_queries).unwrap());
