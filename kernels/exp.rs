@@ -49,7 +49,7 @@ pub(crate) const UNDERFLOW_4: f32 = -63.0;
 ///
 /// `x = n / 2 + r` with `n` the nearest integer to `2x`, both exactly; `4^r` by a polynomial of degree 5
 /// (minimax in ulp on `|r| <= 1/4`, the last places of its factors searched for the least error with and
-/// without fused multiply-adds: 1.9 ulp).
+/// without fused multiply-adds: 1.85 and 1.99 ulp).
 #[inline(always)]
 pub(crate) fn power_of_4<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     const MAGIC: f32 = 12_582_912.0 + 127.0; // as above

@@ -1,4 +1,5 @@
-//! exp, powers of 4, tanh and ln in units in the last place, over their whole range, at every level of this machine.
+//! exp, powers of 4, tanh and ln in units in the last place, over their whole range, at every level of this
+//! machine.
 
 use headwise_kernels::{Level, divergence, exp, ln, power_of_4, tanh};
 
