@@ -79,14 +79,20 @@ pub(crate) struct Buffers<V> {
 pub(crate) enum Action<'a> {
     /// Pack the queries and start maximum and sum.
     Begin,
-    /// One step of the online softmax over some keys.
-    Step(&'a Span),
+    /// Compute the scores over some keys, for a goal.
+    Over { span: &'a Span, goal: Goal<'a> },
     /// Divide by the sums and write the rows.
     End(&'a RowsMut<'a>),
-    /// Write the scores over some keys, at a stage; weights need maximum and sum from steps before.
-    Write { span: &'a Span, stage: Stage, out: &'a RowsMut<'a> },
-    /// Add the weights over some keys to what each key receives.
-    Receive { span: &'a Span, columns: &'a Columns<'a> },
+}
+
+/// What the scores over some keys are for.
+pub(crate) enum Goal<'a> {
+    /// One step of the online softmax.
+    Step,
+    /// To be written, at a stage; weights need maximum and sum from steps before.
+    Write { stage: Stage, out: &'a RowsMut<'a> },
+    /// To be added, as weights, to what each key receives.
+    Receive(&'a Columns<'a>),
 }
 
 /// Some keys, and K and V from the first of them on.
@@ -164,17 +170,26 @@ impl Stack<'_> {
                     self.begin::<I, N>(isa, block, buffers);
                     self.clock.lap(Part::Packing);
                 }
-                Action::Step(span) => self.step::<I, N, MR>(isa, block, buffers, span),
                 Action::End(out) => {
                     self.clock.start();
                     self.end::<I, N>(isa, block, buffers, out);
                     self.clock.lap(Part::Writing);
                 }
-                Action::Write { span, stage, out } => {
-                    self.write::<I, N, MR>(isa, block, buffers, span, stage, out);
-                }
-                Action::Receive { span, columns } => {
-                    self.receive::<I, N, MR>(isa, block, buffers, span, columns);
+                Action::Over { span, goal } => {
+                    self.clock.start();
+                    let stage = if let Goal::Write { stage, .. } = goal { stage } else { Stage::Weights };
+                    let mut added = None;
+                    let scores = self.scores::<I, N, MR>(isa, block, buffers, span, stage, &mut added);
+                    let Some((seen, max)) = scores else { return };
+                    match goal {
+                        Goal::Step => {
+                            self.step::<I, N, MR>(isa, block, buffers, span, seen, max, added.as_ref());
+                        }
+                        Goal::Write { stage, out } => {
+                            self.write::<I, N>(isa, block, buffers, seen, stage, out)
+                        }
+                        Goal::Receive(columns) => self.receive::<I, N>(isa, block, buffers, seen, columns),
+                    }
                 }
             }
         }
@@ -269,7 +284,7 @@ impl Stack<'_> {
     /// # Safety
     /// The buffers must hold blocks of `NQ` vectors; the span must hold the rows of its keys.
     #[inline(always)]
-    pub unsafe fn scores<I: Isa, const NQ: usize, const MR: usize>(
+    unsafe fn scores<I: Isa, const NQ: usize, const MR: usize>(
         &self,
         isa: I,
         block: &mut Block,
@@ -336,26 +351,24 @@ impl Stack<'_> {
         }
     }
 
-    /// One step of the online softmax: the block over `keys`.
+    /// One step of the online softmax: the scores of the block over the keys `seen`, their maximum in each lane.
     ///
     /// # Safety
     /// As for [`Stack::scores`].
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
     unsafe fn step<I: Isa, const NQ: usize, const MR: usize>(
         &self,
         isa: I,
         block: &mut Block,
         buffers: Buffers<I::f32s>,
         span: &Span,
+        seen: Range<usize>,
+        max: [I::f32s; NQ],
+        added: Option<&Added>,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            self.clock.start();
-            let mut added = None;
-            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights, &mut added);
-            let Some((seen, max)) = scores else {
-                return;
-            };
             let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
             let first = self.first_score(&seen);
             let st = buffers.st.wrapping_add(first * NQ);
@@ -379,7 +392,7 @@ impl Stack<'_> {
             let fresh = core::mem::replace(&mut block.fresh, false);
             let v = span.v.skip(seen.start - span.keys.start);
             let ot = buffers.ot;
-            let (n, dv, added) = (seen.len(), self.call.v.shape()[3], added.as_ref());
+            let (n, dv) = (seen.len(), self.call.v.shape()[3]);
             let mut feed = Feed::new(span.ahead[1], dv, n, MR);
             if self.tiles {
                 feed.all(isa);

@@ -64,8 +64,9 @@ impl Added {
         Self { mask, flags, bias, seen }
     }
 
-    /// Asks for mask and bias of the rows `from..to` and the keys that come next.
-    #[inline(always)]
+    /// Asks for mask and bias of the rows `from..to` and the keys that come next. Not inlined: it is called
+    /// between tiles, and has nothing of a level's own.
+    #[inline(never)]
     pub fn prefetch<I: Isa>(&self, isa: I, from: usize, to: usize) {
         if let Some(flags) = &self.flags {
             flags.prefetch(isa, from, to);

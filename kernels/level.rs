@@ -111,36 +111,68 @@ impl Level {
         Ok((self.lanes()? * 3 / 4).max(4))
     }
 
-    /// Runs `op` compiled for this level: the one match. The two numbers are the register tile, `NQ` vectors
-    /// of queries by `MR` keys or features; the bench `attention` chose them.
+    /// Runs `op` compiled for this level: the one match.
+    #[inline]
     pub(crate) fn dispatch<O: Op>(self, op: O) -> Result<O::Output, Error> {
         #[allow(unused_variables, reason = "each target uses some of the arms")]
         let unavailable = Error::LevelUnavailable { level: self };
         match self {
-            // One lane a vector: 8 of them side by side are what LLVM turns into two SSE registers.
-            Level::Scalar => Ok(Run::<_, _, 8, 4>(pulp::Scalar, op).call()),
+            Level::Scalar => Ok(scalar::run(op)),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
-                let isa = pulp::x86::V3::try_new().ok_or(unavailable)?;
-                crate::isa::has_f16c();
-                // 12 accumulators, 2 query vectors and a broadcast: 15 of 16 registers. 3x4 spills.
-                Ok(isa.vectorize(Run::<_, _, 2, 6>(isa, op)))
-            }
+            Level::Avx2 => pulp::x86::V3::try_new().map(|isa| avx2::run(isa, op)).ok_or(unavailable),
             Level::Amx if !tiles::available() => Err(unavailable),
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 | Level::Amx => {
-                let isa = pulp::x86::V4::try_new().ok_or(unavailable)?;
-                // 24 accumulators, 4 query vectors: 10 loads a step. 2x12 takes 14, and is 3 % slower.
-                Ok(isa.vectorize(Run::<_, _, 4, 6>(isa, op)))
+                pulp::x86::V4::try_new().map(|isa| avx512::run(isa, op)).ok_or(unavailable)
             }
             #[cfg(target_arch = "aarch64")]
-            Level::Neon => {
-                let isa = pulp::aarch64::Neon::try_new().ok_or(unavailable)?;
-                Ok(isa.vectorize(Run::<_, _, 4, 6>(isa, op)))
-            }
+            Level::Neon => pulp::aarch64::Neon::try_new().map(|isa| neon::run(isa, op)).ok_or(unavailable),
             #[allow(unreachable_patterns)]
             _ => Err(unavailable),
         }
+    }
+}
+
+// A module for each level, as the compiler works side by side on what comes from different modules: with one
+// function for all levels the crate takes twice as long on two cores. The two numbers are the register tile,
+// `NQ` vectors of queries by `MR` keys or features; the bench `attention` chose them.
+
+mod scalar {
+    use super::{NullaryFnOnce, Op, Run};
+
+    /// One lane a vector: 8 of them side by side are what LLVM turns into two SSE registers.
+    pub(super) fn run<O: Op>(op: O) -> O::Output {
+        Run::<_, _, 8, 4>(pulp::Scalar, op).call()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::{Op, Run};
+
+    /// 12 accumulators, 2 query vectors and a broadcast: 15 of 16 registers. 3x4 spills.
+    pub(super) fn run<O: Op>(isa: pulp::x86::V3, op: O) -> O::Output {
+        crate::isa::has_f16c();
+        isa.vectorize(Run::<_, _, 2, 6>(isa, op))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::{Op, Run};
+
+    /// 24 accumulators, 4 query vectors: 10 loads a step. 2x12 takes 14, and is 3 % slower.
+    pub(super) fn run<O: Op>(isa: pulp::x86::V4, op: O) -> O::Output {
+        isa.vectorize(Run::<_, _, 4, 6>(isa, op))
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::{Op, Run};
+
+    pub(super) fn run<O: Op>(isa: pulp::aarch64::Neon, op: O) -> O::Output {
+        isa.vectorize(Run::<_, _, 4, 6>(isa, op))
     }
 }
 

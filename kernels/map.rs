@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use crate::block::{Action, Block, Buffers, Span, Stack};
+use crate::block::{Action, Block, Buffers, Goal, Span, Stack};
 use crate::call::Stage;
 use crate::exp::LOG4_E;
 use crate::isa::Isa;
@@ -69,11 +69,17 @@ impl Op for Map<'_, '_> {
                 if stage == Stage::Weights {
                     for keys in key_blocks(visible.clone()) {
                         let span = span(isa, &stack, keys, copy);
-                        stack.act::<I, NQ, MR>(isa, &mut block, buffers, Action::Step(&span));
+                        stack.act::<I, NQ, MR>(
+                            isa,
+                            &mut block,
+                            buffers,
+                            Action::Over { span: &span, goal: Goal::Step },
+                        );
                     }
                 }
                 for keys in key_blocks(visible) {
-                    let write = Action::Write { span: &span(isa, &stack, keys, copy), stage, out: &out };
+                    let (span, goal) = (span(isa, &stack, keys, copy), Goal::Write { stage, out: &out });
+                    let write = Action::Over { span: &span, goal };
                     stack.act::<I, NQ, MR>(isa, &mut block, buffers, write);
                 }
             }
@@ -93,24 +99,22 @@ unsafe fn span<I: Isa>(isa: I, stack: &Stack<'_>, keys: Range<usize>, copy: Opti
 }
 
 impl Stack<'_> {
-    /// Writes the block's scores over some keys.
+    /// Writes the block's scores over the keys `seen`.
     ///
     /// # Safety
     /// As for [`Stack::act`].
     #[inline(always)]
-    pub(crate) unsafe fn write<I: Isa, const NQ: usize, const MR: usize>(
+    pub(crate) unsafe fn write<I: Isa, const NQ: usize>(
         &self,
         isa: I,
-        block: &mut Block,
+        block: &Block,
         buffers: Buffers<I::f32s>,
-        span: &Span,
+        seen: Range<usize>,
         stage: Stage,
         out: &RowsMut<'_>,
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let scores = self.scores::<I, NQ, MR>(isa, block, buffers, span, stage, &mut None);
-            let Some((seen, ..)) = scores else { return };
             let mut factor = [isa.splat_f32s(1.0); NQ];
             if stage == Stage::Weights {
                 let [m, l] = *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();

@@ -29,7 +29,7 @@
 
 use core::ops::Range;
 
-use crate::block::{Action, Block, Buffers, Span, Stack};
+use crate::block::{Action, Block, Buffers, Goal, Span, Stack};
 use crate::clock::Part;
 use crate::exp::LOG4_E;
 use crate::isa::Isa;
@@ -217,7 +217,12 @@ impl Op for Prefill<'_, '_> {
                         if begin {
                             stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
                         }
-                        stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Step(&span));
+                        stack.act::<I, NQ, MR>(
+                            isa,
+                            block,
+                            buffers(x),
+                            Action::Over { span: &span, goal: Goal::Step },
+                        );
                         if last {
                             stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::End(&out));
                         }

@@ -11,8 +11,7 @@
 use core::ops::Range;
 
 use crate::Call;
-use crate::block::{Action, Block, Buffers, Span, Stack};
-use crate::call::Stage;
+use crate::block::{Action, Block, Buffers, Goal, Span, Stack};
 use crate::exp::LOG4_E;
 use crate::isa::Isa;
 use crate::level::Op;
@@ -99,7 +98,7 @@ impl Op for Received<'_, '_> {
                         source(isa, &call.k, &stack, &some, None)
                     };
                     let span = Span { keys: some, k, v: k, ahead: [[Lines::NONE; 2]; 2] };
-                    let receive = Action::Receive { span: &span, columns: &columns };
+                    let receive = Action::Over { span: &span, goal: Goal::Receive(&columns) };
                     stack.act::<I, NQ, MR>(isa, &mut block, buffers, receive);
                 }
             }
@@ -112,23 +111,19 @@ impl Op for Received<'_, '_> {
 }
 
 impl Stack<'_> {
-    /// Adds the block's weights over some keys.
+    /// Adds the block's weights over the keys `seen`.
     ///
     /// # Safety
     /// As for [`Stack::act`]; the columns must have a vector for each key.
     #[inline(always)]
-    pub(crate) unsafe fn receive<I: Isa, const NQ: usize, const MR: usize>(
+    pub(crate) unsafe fn receive<I: Isa, const NQ: usize>(
         &self,
         isa: I,
-        block: &mut Block,
+        block: &Block,
         buffers: Buffers<I::f32s>,
-        span: &Span,
+        seen: Range<usize>,
         columns: &Columns<'_>,
     ) {
-        // SAFETY: the caller's.
-        let scores =
-            unsafe { self.scores::<I, NQ, MR>(isa, block, buffers, span, Stage::Weights, &mut None) };
-        let Some((seen, ..)) = scores else { return };
         let rows = self.rows(block);
         // Lanes past the rows repeat the last one, and weigh nothing.
         let [mut m, mut l] = [[isa.splat_f32s(0.0); NQ]; 2];

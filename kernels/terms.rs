@@ -68,10 +68,15 @@ impl Rows<'_> {
     #[inline(always)]
     pub fn lanes<I: Isa, const NQ: usize>(&self, isa: I, f: impl Fn(usize, usize) -> f32) -> [I::f32s; NQ] {
         let mut x = [isa.splat_f32s(0.0); NQ];
-        let flat = x.as_mut_ptr().cast::<f32>();
         // SAFETY: `x` is `NQ * LANES` f32.
-        self.each(NQ * I::F32_LANES, |i, head, token| unsafe { *flat.add(i) = f(head, token) });
+        self.fill(unsafe { core::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), NQ * I::F32_LANES) }, f);
         x
+    }
+
+    /// Not inlined: once for a block of rows and without vectors, but unrolled a large part of the code.
+    #[inline(never)]
+    fn fill(&self, x: &mut [f32], f: impl Fn(usize, usize) -> f32) {
+        self.each(x.len(), |i, head, token| x[i] = f(head, token));
     }
 }
 
