@@ -77,6 +77,22 @@ pub(crate) trait Load: Sized {
     /// # Safety
     /// `ptr` must be valid for reading `I::F32_LANES` elements.
     unsafe fn load<I: Isa>(isa: I, ptr: *const Self) -> I::f32s;
+
+    /// Whether [`Load::load_two`] gives the elements at even places first, and those at odd ones second.
+    #[inline(always)]
+    fn even_first<I: Isa>() -> bool {
+        false
+    }
+
+    /// Loads two vectors.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reading `2 * I::F32_LANES` elements.
+    #[inline(always)]
+    unsafe fn load_two<I: Isa>(isa: I, ptr: *const Self) -> [I::f32s; 2] {
+        // SAFETY: the caller's.
+        unsafe { [Self::load(isa, ptr), Self::load(isa, ptr.add(I::F32_LANES))] }
+    }
 }
 
 pub(crate) trait Store: Sized {
@@ -166,6 +182,17 @@ impl Load for bf16 {
     unsafe fn load<I: Isa>(isa: I, ptr: *const bf16) -> I::f32s {
         // SAFETY: the caller's.
         unsafe { isa.load_bf16(ptr) }
+    }
+
+    #[inline(always)]
+    fn even_first<I: Isa>() -> bool {
+        I::EVEN_FIRST
+    }
+
+    #[inline(always)]
+    unsafe fn load_two<I: Isa>(isa: I, ptr: *const bf16) -> [I::f32s; 2] {
+        // SAFETY: the caller's.
+        unsafe { isa.load_two_bf16(ptr) }
     }
 }
 

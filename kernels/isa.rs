@@ -57,6 +57,19 @@ pub(crate) trait Isa: pulp::Simd {
     /// As for [`Isa::load_f16`].
     unsafe fn load_bf16(self, ptr: *const bf16) -> Self::f32s;
 
+    /// Whether [`Isa::load_two_bf16`] gives the elements at even places first, and those at odd ones second.
+    const EVEN_FIRST: bool = false;
+
+    /// Loads two vectors of bf16, in order or, where that is less work, even places first.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reading `2 * LANES` elements.
+    #[inline(always)]
+    unsafe fn load_two_bf16(self, ptr: *const bf16) -> [Self::f32s; 2] {
+        // SAFETY: the caller's.
+        unsafe { [self.load_bf16(ptr), self.load_bf16(ptr.add(Self::F32_LANES))] }
+    }
+
     /// Loads a vector of i8.
     ///
     /// # Safety

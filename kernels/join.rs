@@ -22,7 +22,7 @@ pub(crate) fn record(dv: usize) -> usize {
 }
 
 /// Lanes of the widest level.
-const WIDEST: usize = 16;
+pub(crate) const WIDEST: usize = 16;
 
 /// The record of a row among those of its key/value head.
 #[inline(always)]

@@ -52,17 +52,45 @@ impl Few<'_> {
         k: &Pointers,
         v: &Pointers,
     ) {
-        let q = self.q.wrapping_add(first * self.d);
+        let (q, lanes) = (self.q.wrapping_add(first * self.d), I::F32_LANES);
+        let bytes = if first == 0 { self.bytes[1] } else { 0 };
+        // With 16 registers it costs more to know whether a line is new than to ask twice.
+        let each = lanes < 16 || lanes * size_of::<C>() >= 64;
+
         for j in (0..n).step_by(4) {
             let k = [k[j], k[j + 1], k[j + 2], k[j + 3]].map(<*const u8>::cast::<C>);
             let v = [v[j], v[j + 1], v[j + 2], v[j + 3]];
-            let mut acc = [[isa.splat_f32s(0.0); 4]; R];
-            for c in (0..self.d).step_by(I::F32_LANES) {
-                if first == 0 && c * size_of::<f32>() < self.bytes[1] {
+            // A line of V for a line of K.
+            let ask = |c: usize| {
+                let byte = c * size_of::<C>();
+                if byte < bytes && (each || byte.is_multiple_of(64)) {
                     for v in v {
-                        isa.prefetch(v.wrapping_add(c * size_of::<f32>()));
+                        isa.prefetch(v.wrapping_add(byte));
                     }
                 }
+            };
+            let mut acc = [[isa.splat_f32s(0.0); 4]; R];
+            let mut c = 0;
+            while C::even_first::<I>() && c + 2 * lanes <= self.d {
+                ask(c);
+                let k =
+                    [k[0].wrapping_add(c), k[1].wrapping_add(c), k[2].wrapping_add(c), k[3].wrapping_add(c)];
+                // SAFETY: the caller's, of two whole vectors.
+                unsafe {
+                    let k = [
+                        C::load_two(isa, k[0]),
+                        C::load_two(isa, k[1]),
+                        C::load_two(isa, k[2]),
+                        C::load_two(isa, k[3]),
+                    ];
+                    let q = q.wrapping_add(c);
+                    add(isa, &mut acc, q, self.d, [k[0][0], k[1][0], k[2][0], k[3][0]]);
+                    add(isa, &mut acc, q.wrapping_add(lanes), self.d, [k[0][1], k[1][1], k[2][1], k[3][1]]);
+                }
+                c += 2 * lanes;
+            }
+            for c in (c..self.d).step_by(lanes) {
+                ask(c);
                 // SAFETY: the caller's, of whole vectors.
                 unsafe {
                     let k = [
@@ -71,12 +99,7 @@ impl Few<'_> {
                         C::load(isa, k[2].wrapping_add(c)),
                         C::load(isa, k[3].wrapping_add(c)),
                     ];
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        let q = f32::load(isa, q.wrapping_add(r * self.d + c));
-                        for (acc, k) in acc.iter_mut().zip(k) {
-                            *acc = isa.mul_add_e_f32s(q, k, *acc);
-                        }
-                    }
+                    add(isa, &mut acc, q.wrapping_add(c), self.d, k);
                 }
             }
             for (r, acc) in acc.into_iter().enumerate() {
@@ -105,7 +128,7 @@ impl Few<'_> {
             }
             j += run;
             if j == keys.len() {
-                for line in [0, 16] {
+                for line in (0..CHUNK).step_by(16) {
                     isa.prefetch(first.wrapping_offset((run + line) as isize * stride).cast());
                 }
             }
@@ -322,7 +345,7 @@ impl Few<'_> {
             for j in 0..n {
                 if let Some(ahead) = ahead {
                     for x in 0..W {
-                        let byte = (c + x * I::F32_LANES) * size_of::<f32>();
+                        let byte = (c + x * I::F32_LANES) * size_of::<C>();
                         if byte.is_multiple_of(64) && byte < self.bytes[0] {
                             isa.prefetch(ahead[j].wrapping_add(byte));
                         }
@@ -333,8 +356,14 @@ impl Few<'_> {
                 }
                 let row = v[j].cast::<C>().wrapping_add(c);
                 let mut value = [isa.splat_f32s(0.0); W];
-                for (x, value) in value.iter_mut().enumerate() {
-                    *value = C::load(isa, row.wrapping_add(x * I::F32_LANES));
+                if C::even_first::<I>() && W > 1 {
+                    for (x, two) in value.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                        *two = C::load_two(isa, row.wrapping_add(2 * x * I::F32_LANES));
+                    }
+                } else {
+                    for (x, value) in value.iter_mut().enumerate() {
+                        *value = C::load(isa, row.wrapping_add(x * I::F32_LANES));
+                    }
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let weight = isa.splat_f32s(*self.s.add((first + r) * CHUNK + j));
@@ -348,6 +377,27 @@ impl Few<'_> {
                     f32::store(isa, self.o[first + r].add(c + x * I::F32_LANES), *acc);
                 }
             }
+        }
+    }
+}
+
+/// Adds the products of a vector of each of `R` queries, `d` apart, with those of four keys.
+///
+/// # Safety
+/// The queries must be readable.
+#[inline(always)]
+unsafe fn add<I: Isa, const R: usize>(
+    isa: I,
+    acc: &mut [[I::f32s; 4]; R],
+    q: *const f32,
+    d: usize,
+    k: [I::f32s; 4],
+) {
+    for (r, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller's.
+        let q = unsafe { f32::load(isa, q.wrapping_add(r * d)) };
+        for (acc, k) in acc.iter_mut().zip(k) {
+            *acc = isa.mul_add_e_f32s(q, k, *acc);
         }
     }
 }

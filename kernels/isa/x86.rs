@@ -88,6 +88,18 @@ impl Isa for V3 {
         unsafe { cast(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(ptr.cast())))) }
     }
 
+    const EVEN_FIRST: bool = true;
+
+    #[inline(always)]
+    unsafe fn load_two_bf16(self, ptr: *const bf16) -> [f32x8; 2] {
+        // SAFETY: `self` proves AVX2; the caller's.
+        unsafe {
+            let both = _mm256_loadu_si256(ptr.cast());
+            let odd = _mm256_and_si256(both, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [cast(_mm256_slli_epi32::<16>(both)), cast(odd)]
+        }
+    }
+
     #[inline(always)]
     unsafe fn load_i8(self, ptr: *const i8) -> f32x8 {
         // SAFETY: `self` proves AVX2; the caller's.
@@ -323,6 +335,18 @@ impl Isa for V4 {
     unsafe fn load_bf16(self, ptr: *const bf16) -> f32x16 {
         // SAFETY: `self` proves AVX-512 F; the caller's.
         unsafe { cast(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast())))) }
+    }
+
+    const EVEN_FIRST: bool = true;
+
+    #[inline(always)]
+    unsafe fn load_two_bf16(self, ptr: *const bf16) -> [f32x16; 2] {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe {
+            let both = _mm512_loadu_si512(ptr.cast());
+            let odd = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [cast(_mm512_slli_epi32::<16>(both)), cast(odd)]
+        }
     }
 
     #[inline(always)]
