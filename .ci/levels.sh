@@ -48,5 +48,5 @@ emulated() {
 apt_install qemu-user
 haswell=Haswell,-pcid,-tsc-deadline,-x2apic,-hle,-invpcid,-rtm
 emulated "$haswell" avx2 40
-emulated "$haswell,-f16c" avx2 120                                            # no F16C instruction may leak
+emulated "$haswell,-f16c" avx2 40                                             # no F16C instruction may leak
 emulated Nehalem scalar 40

@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// How many cases, at most.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     cases: Option<u64>,
     /// A level by its name; repeatable [default: all of this processor].
     #[arg(long, value_name = "NAME")]

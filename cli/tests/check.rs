@@ -31,6 +31,12 @@ fn a_seed_out_of_the_clock_is_told() {
 }
 
 #[test]
+fn no_case_is_no_check() {
+    let result = check(&["--cases", "0"]);
+    assert_eq!((result.status.code(), text(&result.stdout)), (Some(2), ""));
+}
+
+#[test]
 fn a_level_that_is_not_here_is_refused() {
     let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     for (level, why) in [("sse9", "sse9"), (other, "not available on this processor")] {
