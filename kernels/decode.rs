@@ -5,7 +5,7 @@
 //! for each chunk of keys:
 //!     scores  s[r][j] = sum over c of q[r][c] * k[j][c]      lanes along c; V of the chunk is asked for
 //!     terms   s[r][j] = cap, slopes, bias, visibility        lanes along j
-//!     softmax m[r], l[r] as in `prefill.rs`
+//!     softmax m[r] = max(m[r], s[r][j]), s[r][j] = exp(s[r][j] - m[r]), l[r] += their sum, apart in lanes
 //!     values  o[r][c] = o[r][c] * correction + sum over j of s[r][j] * v[j][c]
 //!                                                            lanes along c; K of the next chunk is asked for
 //! ```
@@ -28,7 +28,7 @@ use crate::call::Call;
 use crate::clock::Part;
 use crate::element::{Store, Stored};
 use crate::isa::Isa;
-use crate::join::{WIDEST, place};
+use crate::join::place;
 use crate::level::Op;
 use crate::pack::{self, MAX_ROWS};
 use crate::prefill::KEYS;
@@ -38,6 +38,7 @@ use crate::tensor::Tensor;
 use crate::terms::Rows;
 use crate::{DType, Error, Level};
 
+mod order;
 mod passes;
 
 /// Computes the rows of a task over its span.
@@ -55,8 +56,9 @@ pub(crate) fn decode(task: Task<'_>, level: Level, scratch: &mut Scratch) -> Res
     }
 }
 
-/// For the type of K and V: unlike the kernel for many rows this one reads them where they lie, unless that
-/// is in rows of no whole vectors. Those are copied as f32 first, whatever their type.
+/// For the type of K and V: unlike the kernel for many rows this one reads them where they lie, unless rows are
+/// no whole vectors side by side with one scale. Then both are copied as f32 first, but for what is f32 and need
+/// not be.
 struct Decode<'t, 'a, C> {
     task: Task<'a>,
     scratch: &'t mut Scratch,
@@ -76,7 +78,7 @@ const fn chunk<C>() -> usize {
 /// The rows of K or V for the keys of a chunk, all of them readable in whole vectors.
 type Pointers = [*const u8; CHUNK];
 
-/// The rows at work, and their buffers. Row `r` is query `token[r]` of head `head[r]`.
+/// The rows at work, and their buffers. `rows` knows head and token of row `r`.
 struct Few<'a> {
     call: &'a Call<'a>,
     b: usize,
@@ -161,11 +163,9 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             unsafe {
                 clock.start();
                 few.begin(isa, span.start == 0);
-                // Where two vectors of K and V are loaded with even places first, so are they of queries and,
-                // until the end, of records.
-                let lengths = [dq / (2 * lanes) * (2 * lanes), width / (4 * lanes) * (4 * lanes)];
+                // Queries and, until the end, records in the order in which K and V are loaded.
                 if C::even_first::<I>() {
-                    (0..count).for_each(|r| even_first(few.q.add(r * dq), lengths[0], lanes));
+                    (0..count).for_each(|r| order::as_loaded(few.q.add(r * dq), dq, lanes));
                 }
                 clock.lap(Part::Packing);
                 // From a multiple of the chunk on, so that the lanes of a row's sum are the same keys always.
@@ -217,43 +217,11 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
                 }
                 clock.start();
                 if C::even_first::<I>() {
-                    (0..count).for_each(|r| in_turn(few.o[r], lengths[1], lanes));
+                    (0..count).for_each(|r| order::in_turn(few.o[r], width, lanes));
                 }
                 few.end(isa);
                 clock.lap(Part::Writing);
             }
-        }
-    }
-}
-
-/// In each two vectors of `lanes` of a row: what lies at even places first, then the rest.
-///
-/// # Safety
-/// `row` must hold `length` f32.
-unsafe fn even_first(row: *mut f32, length: usize, lanes: usize) {
-    // SAFETY: the caller's.
-    for two in unsafe { core::slice::from_raw_parts_mut(row, length) }.chunks_exact_mut(2 * lanes) {
-        let mut was = [0.0; 2 * WIDEST];
-        was[..2 * lanes].copy_from_slice(two);
-        let (even, odd) = two.split_at_mut(lanes);
-        for ((even, odd), was) in even.iter_mut().zip(odd).zip(was.chunks_exact(2)) {
-            (*even, *odd) = (was[0], was[1]);
-        }
-    }
-}
-
-/// The other way round.
-///
-/// # Safety
-/// As for [`even_first`].
-unsafe fn in_turn(row: *mut f32, length: usize, lanes: usize) {
-    // SAFETY: the caller's.
-    for two in unsafe { core::slice::from_raw_parts_mut(row, length) }.chunks_exact_mut(2 * lanes) {
-        let mut was = [0.0; 2 * WIDEST];
-        was[..2 * lanes].copy_from_slice(two);
-        let (even, odd) = was[..2 * lanes].split_at(lanes);
-        for ((two, even), odd) in two.chunks_exact_mut(2).zip(even).zip(odd) {
-            (two[0], two[1]) = (*even, *odd);
         }
     }
 }

@@ -39,6 +39,9 @@ pub(crate) trait Isa: pulp::Simd {
     /// Asks for the cache line at `ptr`, which may be any address, for the second-level cache.
     fn prefetch(self, ptr: *const u8);
 
+    /// The same, for the nearest cache.
+    fn prefetch_near(self, ptr: *const u8);
+
     /// Loads a vector of f16.
     ///
     /// # Safety
@@ -96,9 +99,6 @@ pub(crate) trait Isa: pulp::Simd {
         // SAFETY: the caller's.
         unsafe { self.store_high(ptr, self.transmute_u32s_f32s(rounded)) };
     }
-
-    /// The same, for the nearest cache.
-    fn prefetch_near(self, ptr: *const u8);
 
     /// Bit `j` of the result is `*ptr.add(j)`, for `j < n <= 64`.
     ///

@@ -73,7 +73,10 @@ impl Level {
         }
     }
 
-    /// The register tile: vectors of queries, and keys (or value features) beside them.
+    /// The register tile: query rows, and keys (or value features) beside them.
+    ///
+    /// # Errors
+    /// [`Error::LevelUnavailable`].
     pub fn tile(self) -> Result<[usize; 2], Error> {
         struct Shape;
         impl Op for Shape {
@@ -152,7 +155,7 @@ mod avx2 {
 
     /// 12 accumulators, 2 query vectors and a broadcast: 15 of 16 registers. 3x4 spills.
     pub(super) fn run<O: Op>(isa: pulp::x86::V3, op: O) -> O::Output {
-        crate::isa::has_f16c();
+        crate::isa::has_f16c(); // looks once, for what loads f16
         isa.vectorize(Run::<_, _, 2, 6>(isa, op))
     }
 }

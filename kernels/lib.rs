@@ -12,13 +12,13 @@
 //! | `tensor.rs` | a view whose type is known at run time, for the kernels |
 //! | `convert.rs` | copies between element types |
 //! | `call.rs` | the checked arguments of a call |
-//! | `split.rs` | a call cut into tasks, each with rows of its own |
+//! | `split.rs`, `split/` | a call cut into tasks, each with rows of its own; running them |
 //! | `level.rs` | instruction sets, and the one `match` on them |
 //! | `isa.rs`, `isa/` | what each instruction set adds to pulp |
 //! | `prefill.rs` | the fused loop over blocks of keys |
-//! | `decode.rs` | the same for few query rows, where reading K and V is all |
+//! | `decode.rs`, `decode/` | the same for few query rows, where reading K and V is all |
 //! | `join.rs` | what some of the keys leave of a row, and joining it |
-//! | `block.rs` | a block of query rows: packing, scores, one step, output |
+//! | `block.rs`, `block/` | a block of query rows: packing, scores, one step, output |
 //! | `products.rs` | both products as tile bodies, and the online softmax between them |
 //! | `map.rs` | the attention map, written out |
 //! | `statistics.rs` | what a row looks like, in numbers, in the fused pass |
@@ -32,6 +32,8 @@
 //! | `pack.rs` | transposes: packing Q, writing the output, copying K and V |
 //! | `project.rs` | projections: inputs times weights packed once |
 //! | `rows.rs` | norms and rotary positions of rows |
+//! | `scratch.rs` | the memory of one thread |
+//! | `error.rs` | what can be wrong with the arguments |
 //! | `clock.rs` | where the time of a task goes |
 //! | `measure.rs` | what the processor can do: multiply-add peak, read rate |
 

@@ -1,4 +1,5 @@
-//! What the processor can do, for benches and tests: rates to hold the kernels against, and `exp` by itself.
+//! What the processor can do, for benches and tests: rates to hold the kernels against, and its functions by
+//! themselves.
 
 use crate::isa::Isa;
 use crate::level::Op;
@@ -68,7 +69,7 @@ pub fn read(level: Level, data: &[f32], ahead: bool) -> Result<f32, Error> {
     level.dispatch(Read(data, ahead))
 }
 
-/// `exp` of every element, in place, as the kernels compute it: within 2 ulp up to 88, exactly 0 where the
+/// `exp` of every element, in place, as the kernel for few rows computes it: within 2 ulp up to 88, exactly 0 where the
 /// result is not a normal number.
 ///
 /// # Errors

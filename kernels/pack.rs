@@ -176,7 +176,7 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
 /// Rows that a copy looks ahead: far apart, they are not fetched before they are asked for.
 const AHEAD: usize = 8;
 
-/// Copies `n` rows of K or V, from row `[b, h, token]` on and one stride apart, to compact f32 rows: widened,
+/// Copies `n` rows of Q, K or V, from row `[b, h, token]` on and one stride apart, to compact f32 rows: widened,
 /// and integers multiplied by their scales.
 ///
 /// # Safety

@@ -123,7 +123,7 @@ impl<'a> Projections<'a> {
     /// Checks the projections and cuts them for `threads` threads.
     ///
     /// # Errors
-    /// [`Error::Length`] if a slice does not fit the weights or the others.
+    /// [`Error::Length`] if a slice does not fit the weights or the others, [`Error::TooLarge`] if none can.
     pub fn new<const N: usize>(projections: [Projection<'a>; N], threads: usize) -> Result<Self, Error> {
         const { assert!(N <= 3) };
         let mut jobs = [Job::NONE; 3];

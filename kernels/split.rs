@@ -77,9 +77,10 @@ enum Job<'a> {
     Receive { states: &'a [[f32; 2]], out: *mut f32 },
 }
 
-// SAFETY: what is shared is read only, but for the rows of the output and the parts, and of those each task
-// owns its own alone: `Tasks::take` gives every number out once, different numbers are different (batch,
-// head, tokens or span), and different rows are different places (`ViewMut`, or compact).
+// SAFETY: what is shared is read only, but for the rows of the output, LSE, statistics and parts, and what keys
+// receive, and of those each task owns its own alone: `Tasks::take` gives every number out once, different
+// numbers are different (batch, head, tokens or span, or keys), and different rows, or keys, are different
+// places (`ViewMut`, or compact).
 unsafe impl Send for Tasks<'_> {}
 unsafe impl Sync for Tasks<'_> {}
 
@@ -109,7 +110,7 @@ pub(crate) struct Unit {
     pub token: usize,
 }
 
-/// The same for the scores of some of these heads.
+/// As [`Task`], for the scores of some of these heads.
 pub(crate) struct ScoresTask<'a> {
     pub call: &'a Call<'a>,
     pub b: usize,
@@ -160,7 +161,8 @@ impl Call<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Length`] if `out` or `lse` has another size, [`Error::Type`] if `out` is
-    /// not of the type of Q.
+    /// not of the type of Q, [`Error::Tokens`] if sequences of `out` are not as long as those of Q,
+    /// [`Error::TooLarge`] for parts beyond what there can be.
     pub fn split<'o, T: Element>(
         &'o self,
         split: Split,
@@ -209,7 +211,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// [`Error::Range`] if heads or queries reach beyond their axes, [`Error::Length`] if `out` has
-    /// another length, [`Error::Shape`] if `Dv` is not 0.
+    /// another length, [`Error::Shape`] if `Dv` is not 0, [`Error::TooLarge`] if no such `out` can be.
     pub fn split_scores<'o>(
         &'o self,
         stage: Stage,

@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `linear.rs` | weights and bias, and the projections of a call |
 //! | `heads.rs` | the layer: its sizes and its forward passes |
-//! | `tokens.rs` | rows as sequences; the workspace |
+//! | `tokens.rs` | rows as sequences |
 //! | `rotary.rs` | rotary positions |
 //! | `norm.rs` | LayerNorm and RMSNorm |
 //! | `block.rs` | the layer with its residual and norm |

@@ -66,7 +66,7 @@ mod plan;
 pub mod reference;
 mod workspace;
 
-/// The README's example is a test.
+/// The README's examples are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! Splits a call into tasks and runs them; the only file that knows of threads.
+//! Splits a call into tasks and runs them; the only file that starts work on threads.
 //!
 //! A task is some queries of all the query heads on one key/value head. Rows do not depend on each other, so
 //! the split of the queries may follow the number of threads. Where the keys of few queries are cut in spans
@@ -125,6 +125,9 @@ impl Plan {
     pub fn describe(&self) -> String {
         let Self { tile: [rows, columns], tasks, threads, why_threads, .. } = self;
         let kernel = |kernel: &Kernel| match kernel {
+            Kernel::Prefill if self.level == Level::Amx => {
+                "prefill kernel, products of bf16 in tiles of 16 x 16".to_string()
+            }
             Kernel::Prefill => format!("prefill kernel, {rows} query rows x {columns} keys a tile"),
             Kernel::Decode => "decode kernel".to_string(),
         };

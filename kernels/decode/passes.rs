@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use super::order::WIDE;
 use super::{CHUNK, Few, Pointers};
 use crate::element::{Load, Store};
 use crate::exp::exp;
@@ -306,10 +307,10 @@ impl Few<'_> {
         let (lanes, mut c) = (I::F32_LANES, 0);
         // SAFETY: the caller's.
         unsafe {
-            while c + 4 * lanes <= self.dv {
+            while c + WIDE * lanes <= self.dv {
                 let ahead = if first == 0 { Some(ahead) } else { None };
-                self.value_tile::<I, C, R, 4>(isa, first, n, v, c, ahead, seen);
-                c += 4 * lanes;
+                self.value_tile::<I, C, R, WIDE>(isa, first, n, v, c, ahead, seen);
+                c += WIDE * lanes;
             }
             while c < self.dv {
                 let ahead = if first == 0 { Some(ahead) } else { None };
@@ -356,7 +357,7 @@ impl Few<'_> {
                 }
                 let row = v[j].cast::<C>().wrapping_add(c);
                 let mut value = [isa.splat_f32s(0.0); W];
-                if C::even_first::<I>() && W > 1 {
+                if C::even_first::<I>() && W == WIDE {
                     for (x, two) in value.as_chunks_mut::<2>().0.iter_mut().enumerate() {
                         *two = C::load_two(isa, row.wrapping_add(2 * x * I::F32_LANES));
                     }

@@ -95,8 +95,8 @@ impl<I: Isa> Part<I> {
     /// `M` rows times the panel, `NQ` vectors at a time.
     ///
     /// # Safety
-    /// `M` rows of `steps` elements at `x`, `steps * 64` at `w`, and `M` rows of `columns` at `out`, at
-    /// `base` and at `bias`.
+    /// `M` rows of `steps` elements at `x`, `steps * 64` at `w`, `M` rows of `columns` at `out` and at
+    /// `base`, and one at `bias`.
     #[inline(always)]
     unsafe fn tile<const NQ: usize, const M: usize>(&self, ahead: &mut Ahead) {
         let wide = NQ * I::F32_LANES;

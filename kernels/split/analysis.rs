@@ -35,7 +35,7 @@ impl Call<'_> {
     /// `out` is compact `[B, Hq, Lk]`. Each task owns some keys of a query head.
     ///
     /// # Errors
-    /// [`Error::Length`] if `states` or `out` has another length.
+    /// [`Error::Length`] if `states` or `out` has another length, [`Error::TooLarge`] if none can have that.
     pub fn split_received<'o>(
         &'o self,
         states: &'o [[f32; 2]],

@@ -1,5 +1,5 @@
-//! exp, powers of 4, tanh and ln in units in the last place, over their whole range, at every level of this
-//! machine.
+//! exp, powers of 4, tanh and ln in units in the last place, over their whole range, and divergences, at every
+//! level of this machine.
 
 use headwise_kernels::{Level, divergence, exp, ln, power_of_4, tanh};
 
@@ -10,8 +10,7 @@ fn ulp(got: f32, want: f64) -> f64 {
     (got as f64 - want).abs() / unit
 }
 
-/// Applies `f` to every `step`-th float of `range` (bit patterns, so magnitudes from `start` to `end`, both
-/// signs where `signed`) and returns the worst error in ulp and where.
+/// Applies `f` to the floats of these bits and returns the worst error in ulp and where.
 fn worst(
     f: fn(Level, &mut [f32]) -> Result<(), headwise_kernels::Error>,
     exact: fn(f64) -> f64,

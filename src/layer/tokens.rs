@@ -1,4 +1,4 @@
-//! Rows as the tokens of sequences, and the memory that a layer works in.
+//! Rows as the tokens of sequences.
 
 use headwise_kernels::{Element, Error, View, ViewMut};
 

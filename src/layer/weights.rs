@@ -40,7 +40,7 @@ pub struct Checkpoint<'a> {
 pub enum WeightsError {
     /// The bytes are not a safetensors file.
     Format(String),
-    /// Two files have a tensor of this name.
+    /// Two files have a tensor of this name, or two layers to be saved this prefix.
     Twice(String),
     /// No tensors under this prefix are named as one of the [schemes](super::Scheme::ALL) does.
     NoScheme(String),
@@ -104,7 +104,7 @@ impl fmt::Display for WeightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Format(why) => write!(f, "not a safetensors file: {why}"),
-            Self::Twice(name) => write!(f, "two files have a tensor {name}"),
+            Self::Twice(name) => write!(f, "{name:?} is there twice"),
             Self::NoScheme(prefix) => write!(f, "no attention weights at {prefix:?}"),
             Self::Tensors(errors) => {
                 for (i, error) in errors.iter().take(NAMED).enumerate() {
