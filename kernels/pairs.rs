@@ -130,7 +130,8 @@ pub(crate) unsafe fn keys(
             }
             rest.fill(bf16::ZERO);
             let row = k.row(b, hk, key);
-            if k.is_dense() {
+            // Without features a row may be anywhere, also where no slice may be.
+            if k.is_dense() && d > 0 {
                 features.copy_from_slice(core::slice::from_raw_parts(row.cast(), d));
                 continue;
             }

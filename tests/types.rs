@@ -104,6 +104,28 @@ fn tiles_are_for_bf16_in_haste() {
     assert_eq!(kernel::<f32>(Precision::Fast), "avx512-f32");
 }
 
+/// Rows without features may begin at any address, also at 0: nothing is made of it. (Found by fuzzing.)
+#[test]
+fn rows_without_features_may_lie_anywhere() {
+    fn check<T: Element>() {
+        let ones = [T::from_f32(1.0); 3];
+        for level in Level::available() {
+            for lq in [1, 20] {
+                let q = View::new(&[], 0, [1, 1, lq, 0], [0, 0, 0, 1]).unwrap();
+                let k = View::<T>::new(&[], 0, [1, 1, 3, 0], [0, 0, -1, 1]).unwrap();
+                let mut out = vec![T::default(); lq];
+                let to = ViewMut::bhld(&mut out, [1, 1, lq, 1]).unwrap();
+                let v = View::bhld(&ones, [1, 1, 3, 1]).unwrap();
+                Attention::new().scale(1.0).level(level).run::<T, T>(q, k, v, to).unwrap();
+                assert!(out.iter().all(|x| x.to_f32() == 1.0), "{level}-{}: {out:?}", T::DTYPE);
+            }
+        }
+    }
+    check::<f32>();
+    check::<f16>();
+    check::<bf16>();
+}
+
 /// One key, so that the output is the value: through widening and narrowing at every level and in both
 /// kernels. `lq` queries read `dv` values each.
 fn values_survive<T: Element>(values: &[T], lq: usize, same: impl Fn(T, T) -> bool) {
