@@ -62,7 +62,10 @@ fn options(draw: &mut Draw<'_>) -> String {
         ("window", &["[2, 1]", "[null, 0]", "[18446744073709551615, null]", "[-1, 0]", "[1]"]),
         ("position", &["\"top_left\"", "\"bottom_right\"", "3", "-9223372036854775808", "1.5"]),
         ("threads", &["1", "2", "3", "0", "1025"]),
-        ("level", &["\"scalar\"", "\"avx2\"", "\"avx512\"", "\"neon\"", "\"amx\"", "\"sse\""]),
+        (
+            "level",
+            &["\"scalar\"", "\"avx2\"", "\"avx512\"", "\"neon\"", "\"amx\"", "\"avx512bf16\"", "\"sse\""],
+        ),
         ("precision", &["\"exact\"", "\"fast\""]),
         ("lse", &["true", "false"]),
         ("scores", &["\"weights\"", "\"scaled\"", "\"capped\"", "\"biased\"", "\"all\""]),
