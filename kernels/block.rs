@@ -12,7 +12,7 @@ use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::pack;
 use crate::pairs;
-use crate::products::{Scores, Source, Values, scale, softmax};
+use crate::products::{Scores, Source, scale};
 use crate::received::Columns;
 use crate::split::RowsMut;
 use crate::statistics::{self, Sink};
@@ -20,6 +20,7 @@ use crate::terms::{self, Rows};
 use crate::tile::{self, Feed, Lines};
 
 mod end;
+mod step;
 mod tiled;
 
 /// The stack of rows that a task works on.
@@ -348,61 +349,6 @@ impl Stack<'_> {
             };
             self.clock.lap(Part::Terms);
             Some((seen, max))
-        }
-    }
-
-    /// One step of the online softmax: the scores of the block over the keys `seen`, their maximum in each lane.
-    ///
-    /// # Safety
-    /// As for [`Stack::scores`].
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn step<I: Isa, const NQ: usize, const MR: usize>(
-        &self,
-        isa: I,
-        block: &mut Block,
-        buffers: Buffers<I::f32s>,
-        span: &Span,
-        seen: Range<usize>,
-        max: [I::f32s; NQ],
-        added: Option<&Added>,
-    ) {
-        // SAFETY: the caller's.
-        unsafe {
-            let ml = &mut *buffers.ml.cast::<[[I::f32s; NQ]; 2]>();
-            let first = self.first_score(&seen);
-            let st = buffers.st.wrapping_add(first * NQ);
-            let correction = match self.statistics {
-                None => softmax(isa, st, seen.len(), max, ml),
-                Some(sink) => {
-                    let (stack, keys) = (self, seen.clone());
-                    isa.vectorize(statistics::Step::<I, NQ> {
-                        isa,
-                        stack,
-                        block,
-                        buffers,
-                        sink,
-                        keys,
-                        max,
-                        st,
-                    })
-                }
-            };
-            self.clock.lap(Part::Softmax);
-            let fresh = core::mem::replace(&mut block.fresh, false);
-            let v = span.v.skip(seen.start - span.keys.start);
-            let ot = buffers.ot;
-            let (n, dv) = (seen.len(), self.call.v.shape()[3]);
-            let mut feed = Feed::new(span.ahead[1], dv, n, MR);
-            if self.tiles {
-                feed.all(isa);
-                self.tile_values::<I, NQ>(isa, span, first..first + n, buffers, correction, fresh);
-                self.clock.lap(Part::Values);
-                return;
-            }
-            let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
-            tile::cover::<MR>(dv, &mut values);
-            self.clock.lap(Part::Values);
         }
     }
 }

@@ -44,6 +44,7 @@ use crate::{DType, Error, Level};
 
 mod order;
 mod passes;
+mod products;
 
 /// Computes the rows of a task over its span.
 ///

@@ -69,8 +69,8 @@ pub fn read(level: Level, data: &[f32], ahead: bool) -> Result<f32, Error> {
     level.dispatch(Read(data, ahead))
 }
 
-/// `exp` of every element, in place, as the kernel for few rows computes it: within 2 ulp up to 88, exactly 0 where the
-/// result is not a normal number.
+/// `exp` of every element, in place, as the kernel for few rows computes it: within 2 ulp up to 88, exactly 0
+/// where the result is not a normal number.
 ///
 /// # Errors
 /// [`Error::LevelUnavailable`].

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Heads are shared between the threads of the current pool. Each thread has one matrix of scores, which
-//! stays for the next call; exp is that of the kernel for few rows. Causal computes all of S, as gemm must, and exp of
-//! the visible part.
+//! stays for the next call; exp is that of the kernel for few rows. Causal computes all of S, as gemm must, and
+//! exp of the visible part.
 #![allow(unsafe_code, reason = "gemm takes pointers")]
 
 use std::sync::{Mutex, PoisonError};

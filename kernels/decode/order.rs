@@ -12,15 +12,13 @@ pub(super) const WIDE: usize = 4;
 /// # Safety
 /// `row` must hold `length` f32.
 pub(super) unsafe fn as_loaded(row: *mut f32, length: usize, lanes: usize) {
-    // SAFETY: the caller's.
-    for two in unsafe { core::slice::from_raw_parts_mut(row, length) }.chunks_exact_mut(2 * lanes) {
-        let mut was = [0.0; 2 * WIDEST];
-        was[..2 * lanes].copy_from_slice(two);
-        let (even, odd) = two.split_at_mut(lanes);
-        for ((even, odd), was) in even.iter_mut().zip(odd).zip(was.chunks_exact(2)) {
-            (*even, *odd) = (was[0], was[1]);
+    let turn = |two: &mut [f32], was: &[f32]| {
+        for i in 0..lanes {
+            (two[i], two[lanes + i]) = (was[2 * i], was[2 * i + 1]);
         }
-    }
+    };
+    // SAFETY: the caller's.
+    unsafe { each_two(row, length, lanes, turn) };
 }
 
 /// Turns the whole tiles of a record, `length` long, back.
@@ -28,14 +26,24 @@ pub(super) unsafe fn as_loaded(row: *mut f32, length: usize, lanes: usize) {
 /// # Safety
 /// As for [`as_loaded`].
 pub(super) unsafe fn in_turn(row: *mut f32, length: usize, lanes: usize) {
-    let length = length / (WIDE * lanes) * (WIDE * lanes);
+    let turn = |two: &mut [f32], was: &[f32]| {
+        for i in 0..lanes {
+            (two[2 * i], two[2 * i + 1]) = (was[i], was[lanes + i]);
+        }
+    };
+    // SAFETY: the caller's.
+    unsafe { each_two(row, length / (WIDE * lanes) * (WIDE * lanes), lanes, turn) };
+}
+
+/// `turn(two, was)` for each two vectors of a row, and what they were.
+///
+/// # Safety
+/// As for [`as_loaded`].
+unsafe fn each_two(row: *mut f32, length: usize, lanes: usize, turn: impl Fn(&mut [f32], &[f32])) {
     // SAFETY: the caller's.
     for two in unsafe { core::slice::from_raw_parts_mut(row, length) }.chunks_exact_mut(2 * lanes) {
         let mut was = [0.0; 2 * WIDEST];
         was[..2 * lanes].copy_from_slice(two);
-        let (even, odd) = was[..2 * lanes].split_at(lanes);
-        for ((two, even), odd) in two.chunks_exact_mut(2).zip(even).zip(odd) {
-            (two[0], two[1]) = (*even, *odd);
-        }
+        turn(two, &was);
     }
 }
