@@ -10,11 +10,14 @@ qemu-aarch64 --version | head -1
 
 export CARGO_TARGET_DIR=$target/arm64
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+# emulated CPU LEVEL CASES TESTS...
 emulated() {
-  run_tests CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $1 -L /usr/aarch64-linux-gnu" \
-    EXPECT_LEVEL=neon CASES="$2" cargo test -q --target $triple -p headwise --test "$LEVEL_TESTS"
+  local cpu=$1 level=$2 cases=$3
+  shift 3
+  run_tests CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" \
+    EXPECT_LEVEL="$level" CASES="$cases" cargo test -q --target $triple -p headwise "$@"
 }
-emulated max 150
-emulated cortex-a72 40                    # plain Armv8.0, without fp16, dotprod and bf16: SIGILL if one leaks out of its dispatch
+emulated max neonbf16 150 --test "$LEVEL_TESTS" --test types
+emulated cortex-a72 neon 40 --test "$LEVEL_TESTS"   # plain Armv8.0, without fp16, dotprod and bf16: SIGILL if one leaks out of its dispatch
 
 debian_clippy $triple --target-dir "$CARGO_TARGET_DIR/clippy" -p headwise-kernels -p headwise --all-targets

@@ -8,8 +8,10 @@ source "$(dirname "$0")/lib.sh"
 case $(uname -m) in
   x86_64) ;;
   aarch64 | arm64)                                                            # NEON and scalar; nothing to emulate
-    for level in scalar neon; do
-      run_tests EXPECT_LEVEL=neon HEADWISE_LEVEL=$level CASES=150 cargo test -q --lib --tests
+    levels=(scalar neon)
+    if grep -m1 '^Features' /proc/cpuinfo | grep -qw bf16; then levels+=(neonbf16); fi
+    for level in "${levels[@]}"; do
+      run_tests EXPECT_LEVEL="${levels[-1]}" HEADWISE_LEVEL=$level CASES=150 cargo test -q --lib --tests
     done
     exit ;;
   *) fail "no levels are known for $(uname -m)" ;;
@@ -24,9 +26,13 @@ has() {
 native=(scalar)
 if has avx2 fma bmi1 bmi2 abm; then native+=(avx2); fi
 if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl; then native+=(avx512); fi
-if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl amx_tile amx_bf16; then native+=(amx); fi
 best=${native[-1]}
-for level in avx2 avx512 amx; do
+if [ "$best" = avx512 ] && has avx512_bf16; then
+  native+=(avx512bf16)
+  if ! has amx_bf16 amx_tile; then best=avx512bf16; fi                        # else its dots are slow, and not chosen
+fi
+if [[ $best == avx512* ]] && has amx_tile amx_bf16; then native+=(amx) best=amx; fi
+for level in avx2 avx512 avx512bf16 amx; do
   [[ " ${native[*]} " == *" $level "* ]] || echo "not run on this processor, which lacks it: $level"
 done
 
@@ -35,7 +41,7 @@ for level in "${native[@]}"; do
   tests=(--lib --tests)
   case $best-$level in
     "$level-$level") tests=(--test "$LEVEL_TESTS") ;;                         # test.sh has all tests at the best level
-    amx-avx512) tests=(--test "$LEVEL_TESTS" --test types) ;;                 # and those are the same but for bf16
+    *-avx512 | *-avx512bf16) tests=(--test "$LEVEL_TESTS" --test types) ;;    # and those are the same but for bf16
   esac
   run_tests EXPECT_LEVEL="$best" HEADWISE_LEVEL="$level" cargo test -q "${tests[@]}"
 done

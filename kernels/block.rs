@@ -12,12 +12,13 @@ use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::pack;
 use crate::pairs;
-use crate::products::{Scores, Source, scale};
+use crate::products::{Products, Scores, Source, scale};
 use crate::received::Columns;
 use crate::split::RowsMut;
 use crate::statistics::{self, Sink};
 use crate::terms::{self, Rows};
 use crate::tile::{self, Feed, Lines};
+use crate::tiles;
 
 mod end;
 mod step;
@@ -36,8 +37,7 @@ pub(crate) struct Stack<'a> {
     pub span: Range<usize>,
     /// Where the records of the head's rows go, or null where the rows themselves are written.
     pub part: *mut f32,
-    /// The products run in tiles of bf16.
-    pub tiles: bool,
+    pub products: Products,
     /// What scores, sinks and all that is added are multiplied by: `LOG4_E` on their way to weights.
     pub unit: f32,
     pub clock: &'a Clock,
@@ -196,6 +196,19 @@ impl Stack<'_> {
         }
     }
 
+    /// Features of a key and of a value as they are multiplied: in whole pairs, or whole tiles.
+    #[inline(always)]
+    pub fn widths(&self) -> [usize; 2] {
+        let (d, dv) = (self.call.q.shape()[3], self.call.v.shape()[3]);
+        match self.products {
+            Products::MultiplyAdds => [d, dv],
+            Products::Dots => [d.next_multiple_of(2).max(2), dv],
+            Products::Tiles => {
+                [d.next_multiple_of(tiles::STEP).max(tiles::STEP), dv.next_multiple_of(tiles::SIDE)]
+            }
+        }
+    }
+
     #[inline(always)]
     pub fn token_of(&self, row: usize) -> usize {
         self.token + row / self.heads.len()
@@ -247,11 +260,11 @@ impl Stack<'_> {
         let q = rows.pointers(&call.q, self.b, NQ * I::F32_LANES);
         // SAFETY: rows of Q; `qt` has room for them, or for pairs of their features.
         unsafe {
-            if self.tiles {
-                let ([power, _], pairs) = (call.split_scale(), self.tile_sizes()[0] / 2);
-                pairs::pack::<I, NQ>(isa, &call.q, &q, power, buffers.qt, pairs);
-            } else {
+            if self.products == Products::MultiplyAdds {
                 pack::pack::<I, NQ>(isa, &call.q, &q, call.scale * self.unit, buffers.qt);
+            } else {
+                let ([power, _], pairs) = (call.split_scale(), self.widths()[0] / 2);
+                pairs::pack::<I, NQ>(isa, &call.q, &q, power, buffers.qt, pairs);
             }
         }
         let (mut m, mut l) = ([isa.splat_f32s(f32::NEG_INFINITY); NQ], [isa.splat_f32s(0.0); NQ]);
@@ -301,7 +314,6 @@ impl Stack<'_> {
         }
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
-        let mut feed = Feed::new(span.ahead[0], n, call.q.shape()[3], MR);
         let st = buffers.st.wrapping_add(self.first_score(&seen) * NQ);
         let terms = &call.terms;
 
@@ -316,16 +328,28 @@ impl Stack<'_> {
                 }
                 self.clock.lap(Part::Terms);
             }
-            let (d, max) = (call.q.shape()[3], [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
-            let max = if self.tiles {
-                feed.all(isa);
-                self.tile_scores::<I, NQ>(span, &seen, buffers);
-                scale::<I, NQ>(isa, st, n, call.split_scale()[1] * self.unit)
-            } else {
-                let mut scores =
-                    Scores { isa, n, d, k, qt: buffers.qt, st, max, feed, added: added.as_ref() };
-                tile::cover::<MR>(n, &mut scores);
-                scores.max
+            let (d, factor) = (self.widths()[0], call.split_scale()[1] * self.unit);
+            let (qt, max, added_now) = (buffers.qt, [isa.splat_f32s(f32::NEG_INFINITY); NQ], added.as_ref());
+            let max = match self.products {
+                Products::MultiplyAdds => {
+                    let feed = Feed::new(span.ahead[0], n, d, MR);
+                    let mut scores =
+                        Scores::<I, NQ, false> { isa, n, d, k, qt, st, max, factor, feed, added: added_now };
+                    tile::cover::<MR>(n, &mut scores);
+                    scores.max
+                }
+                Products::Dots if I::DOTS => {
+                    let (d, feed) = (d / 2, Feed::new(span.ahead[0], n, d / 2, MR));
+                    let mut scores =
+                        Scores::<I, NQ, true> { isa, n, d, k, qt, st, max, factor, feed, added: added_now };
+                    tile::cover::<MR>(n, &mut scores);
+                    scores.max
+                }
+                Products::Dots | Products::Tiles => {
+                    Feed::new(span.ahead[0], n, d, MR).all(isa);
+                    self.tile_scores::<I, NQ>(span, &seen, buffers);
+                    scale::<I, NQ>(isa, st, n, factor)
+                }
             };
             self.clock.lap(Part::Scores);
             let plus = added.as_ref().filter(|added| added.seen == Seen::Some);

@@ -36,6 +36,7 @@ use crate::join::place;
 use crate::level::Op;
 use crate::pack::{self, MAX_ROWS};
 use crate::prefill::KEYS;
+use crate::products::Products;
 use crate::scratch::Scratch;
 use crate::split::Task;
 use crate::tensor::Tensor;
@@ -134,10 +135,10 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
             [count * dq, count * CHUNK, count * lanes, copied(copy_k, dq), copied(copy_v, width)],
         );
         if count > 0 {
-            let (token, tiles, statistics, unit) = (tokens.start, false, None, 1.0);
+            let (token, products, statistics, unit) = (tokens.start, Products::MultiplyAdds, None, 1.0);
             let span_of_all = span.clone();
             let stack =
-                Stack { call, b, hk, heads, token, span: span_of_all, part, tiles, unit, statistics, clock };
+                Stack { call, b, hk, heads, token, span: span_of_all, part, products, unit, statistics, clock };
             let mut few = Few {
                 call,
                 b,

@@ -73,6 +73,19 @@ pub(crate) trait Isa: pulp::Simd {
         unsafe { [self.load_bf16(ptr), self.load_bf16(ptr.add(Self::F32_LANES))] }
     }
 
+    /// Whether some processors with these registers have [`Isa::dot`].
+    const DOTS: bool = false;
+
+    /// `acc + a0 * b0 + a1 * b1` in each lane, where `a` and `b` hold two bf16 each: rounded as the
+    /// processor's instruction does it, which takes subnormal numbers for 0.
+    ///
+    /// # Safety
+    /// The processor must have it: [`crate::Level::is_available`].
+    #[inline(always)]
+    unsafe fn dot(self, acc: Self::f32s, _a: Self::f32s, _b: Self::f32s) -> Self::f32s {
+        acc
+    }
+
     /// Loads a vector of i8.
     ///
     /// # Safety

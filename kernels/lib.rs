@@ -75,7 +75,7 @@ pub use divergence::divergence;
 pub use element::{DType, Element, Stored};
 pub use error::Error;
 pub use level::Level;
-pub use measure::{exp, fma, ln, power_of_4, read, tanh};
+pub use measure::{dots, exp, fma, ln, power_of_4, read, tanh};
 pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayout, Weights};
 pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;

@@ -10,6 +10,7 @@ use crate::isa::Isa;
 use crate::level::Op;
 use crate::pack::{MAX_ROWS, unpack};
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
+use crate::products::Products;
 use crate::products::{divide, shift};
 use crate::scratch::Scratch;
 use crate::split::{RowsMut, ScoresTask};
@@ -44,8 +45,8 @@ impl Op for Map<'_, '_> {
             }
         }
         let (part, unit) = (core::ptr::null_mut(), if stage == Stage::Weights { LOG4_E } else { 1.0 });
-        let (token, all, tiles, statistics) = (tokens.start, 0..lk, false, None);
-        let stack = Stack { call, b, hk, heads, token, span: all, part, tiles, unit, statistics, clock };
+        let (token, all, products, statistics) = (tokens.start, 0..lk, Products::MultiplyAdds, None);
+        let stack = Stack { call, b, hk, heads, token, span: all, part, products, unit, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
         let width = NQ * I::F32_LANES;
         let copy = needs_copy(&call.k, 1);

@@ -3,6 +3,7 @@
 
 use crate::isa::Isa;
 use crate::level::Op;
+use crate::products::Products;
 use crate::{Error, Level};
 
 /// Multiply-adds in registers only: runs `24 * steps` vector operations and returns the floating-point
@@ -30,6 +31,39 @@ pub fn fma(level: Level, steps: usize) -> Result<f64, Error> {
         }
     }
     level.dispatch(Fma(steps))
+}
+
+/// The same with dot products of bf16 (four operations a lane), at levels whose products of bf16 are such; `None`
+/// at others.
+///
+/// # Errors
+/// [`Error::LevelUnavailable`].
+pub fn dots(level: Level, steps: usize) -> Result<Option<f64>, Error> {
+    struct Dots(usize);
+    impl Op for Dots {
+        type Output = Option<f64>;
+        #[inline(always)]
+        fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) -> Option<f64> {
+            if !I::DOTS {
+                return None;
+            }
+            let pair = isa.splat_f32s(core::hint::black_box(f32::from_bits(0x3f80_3f80)));
+            let mut acc = [isa.splat_f32s(1.0); 12];
+            for _ in 0..2 * self.0 {
+                for acc in &mut acc {
+                    // SAFETY: made for levels that have dots.
+                    *acc = unsafe { isa.dot(*acc, pair, pair) };
+                }
+            }
+            let sum = acc.into_iter().fold(isa.splat_f32s(0.0), |sum, x| isa.add_f32s(sum, x));
+            core::hint::black_box(isa.reduce_sum_f32s(sum));
+            Some((self.0 * 24 * I::F32_LANES * 4) as f64)
+        }
+    }
+    match level.products() {
+        Products::Dots => level.dispatch(Dots(steps)),
+        _ => Ok(None),
+    }
 }
 
 /// How far [`read`] looks ahead, in f32: 8 KiB.

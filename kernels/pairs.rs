@@ -27,6 +27,13 @@ fn rounded<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     isa.sub_f32s(spread, isa.sub_f32s(spread, x))
 }
 
+/// Where vectors begin that together cover `0..n`, which is no less than one of them: the last one may cover
+/// again what the one before it did.
+#[inline(always)]
+fn overlapping(n: usize, lanes: usize) -> impl Iterator<Item = usize> {
+    (0..n).step_by(lanes).map(move |start| start.min(n - lanes))
+}
+
 /// Packs queries: lane `i` of `packed[c]` is features `2c` and `2c + 1` of row `i` times `factor`, a power of
 /// two; zeros behind the features, up to `pairs`.
 ///
@@ -44,10 +51,10 @@ pub(crate) unsafe fn pack<I: Isa, const NQ: usize>(
     let (lanes, d, stride) = (I::F32_LANES, q.shape()[3], q.strides()[3]);
     // SAFETY: the caller's.
     unsafe {
-        if q.is_dense() && d == 2 * pairs && pairs.is_multiple_of(lanes) {
+        if q.is_dense() && d == 2 * pairs && pairs >= lanes {
             let scale = isa.splat_f32s(factor);
             for n in 0..NQ {
-                for c in (0..pairs).step_by(lanes) {
+                for c in overlapping(pairs, lanes) {
                     let mut square = isa.square();
                     for (x, row) in square.as_mut().iter_mut().zip(&rows[n * lanes..]) {
                         *x = f32::load(isa, row.cast::<f32>().wrapping_add(c));
@@ -142,6 +149,66 @@ pub(crate) unsafe fn keys(
     }
 }
 
+/// Pairs values: element `c` of row `p` is feature `c` of keys `2p` and `2p + 1` of the block that `keys` lie in,
+/// zero where the key is not among them or its bit in `shown` is 0. Only pairs with one of `keys` are written.
+///
+/// # Safety
+/// As for [`keys`], of `v`; `to` must hold `KEYS / 2 * Dv` pairs.
+#[inline(always)]
+pub(crate) unsafe fn pair_values<I: Isa>(
+    isa: I,
+    v: &Tensor<'_>,
+    head: [usize; 2],
+    keys: &Range<usize>,
+    shown: u64,
+    to: *mut [bf16; 2],
+) {
+    let (lanes, dv, stride) = (I::F32_LANES, v.shape()[3], v.strides()[3]);
+    let (rows, start) = (shown_rows(v, head, keys, shown), keys.start / KEYS * KEYS);
+    // SAFETY: the caller's.
+    unsafe {
+        for p in (keys.start - start) / 2..(keys.end - start).div_ceil(2) {
+            let (both, to) = ([rows[2 * p], rows[2 * p + 1]], to.add(p * dv));
+            if v.is_dense() && dv >= lanes {
+                for c in overlapping(dv, lanes) {
+                    let [first, second] = both.map(|row| load(isa, row, c));
+                    f32::store(isa, to.add(c).cast(), pair(isa, first, second));
+                }
+                continue;
+            }
+            for c in 0..dv {
+                let one = |row: *const u8| {
+                    if row.is_null() { bf16::ZERO } else { *row.wrapping_offset(c as isize * stride).cast() }
+                };
+                *to.add(c) = both.map(one);
+            }
+        }
+    }
+}
+
+/// The rows of the keys of a block, those of `keys` whose bit in `shown` is 1; the others null.
+#[inline(always)]
+fn shown_rows(v: &Tensor<'_>, [b, hk]: [usize; 2], keys: &Range<usize>, shown: u64) -> [*const u8; KEYS] {
+    let start = keys.start / KEYS * KEYS;
+    let mut rows = [core::ptr::null(); KEYS];
+    for (j, row) in rows.iter_mut().enumerate() {
+        if keys.contains(&(start + j)) && shown >> j & 1 == 1 {
+            *row = v.row(b, hk, start + j);
+        }
+    }
+    rows
+}
+
+/// A vector of a row from feature `c` on, or zeros if it is null.
+///
+/// # Safety
+/// The row must have these features, of bf16.
+#[inline(always)]
+unsafe fn load<I: Isa>(isa: I, row: *const u8, c: usize) -> I::f32s {
+    // SAFETY: the caller's.
+    if row.is_null() { isa.splat_f32s(0.0) } else { unsafe { bf16::load(isa, row.cast::<bf16>().add(c)) } }
+}
+
 /// Transposes values: element `j` of row `c` is feature `c` of key `j` of the block that `keys` lie in, zero
 /// where the key is not among them or bit `j` of `shown` is 0, and behind the features, up to `height`.
 ///
@@ -151,20 +218,14 @@ pub(crate) unsafe fn keys(
 pub(crate) unsafe fn values<I: Isa>(
     isa: I,
     v: &Tensor<'_>,
-    [b, hk]: [usize; 2],
+    head: [usize; 2],
     keys: &Range<usize>,
     height: usize,
     shown: u64,
     to: *mut bf16,
 ) {
     let (lanes, dv, stride) = (I::F32_LANES, v.shape()[3], v.strides()[3]);
-    let start = keys.start / KEYS * KEYS;
-    let mut rows = [core::ptr::null(); KEYS];
-    for (j, row) in rows.iter_mut().enumerate() {
-        if keys.contains(&(start + j)) && shown >> j & 1 == 1 {
-            *row = v.row(b, hk, start + j);
-        }
-    }
+    let rows = shown_rows(v, head, keys, shown);
     // SAFETY: the caller's.
     unsafe {
         if v.is_dense() && dv == height && dv.is_multiple_of(lanes) {
@@ -172,14 +233,8 @@ pub(crate) unsafe fn values<I: Isa>(
                 for c in (0..dv).step_by(lanes) {
                     let mut square = isa.square();
                     for (i, x) in square.as_mut().iter_mut().enumerate() {
-                        let [mut first, mut second] = [isa.splat_f32s(0.0); 2];
-                        if !rows[2 * (p + i)].is_null() {
-                            first = bf16::load(isa, rows[2 * (p + i)].cast::<bf16>().add(c));
-                        }
-                        if !rows[2 * (p + i) + 1].is_null() {
-                            second = bf16::load(isa, rows[2 * (p + i) + 1].cast::<bf16>().add(c));
-                        }
-                        *x = pair(isa, first, second);
+                        let first = load(isa, rows[2 * (p + i)], c);
+                        *x = pair(isa, first, load(isa, rows[2 * (p + i) + 1], c));
                     }
                     for (t, x) in isa.transpose(square).as_ref().iter().enumerate() {
                         f32::store(isa, to.cast::<f32>().add((c + t) * KEYS / 2 + p), *x);

@@ -36,7 +36,7 @@ use crate::isa::Isa;
 use crate::join;
 use crate::level::Op;
 use crate::pack;
-use crate::products::Source;
+use crate::products::{Products, Source};
 use crate::scratch::Scratch;
 use crate::split::Task;
 use crate::statistics::SUMS;
@@ -68,8 +68,8 @@ const QUERY_SCRATCH: usize = 128 << 10;
 /// Computes the rows of a task.
 pub(crate) struct Prefill<'t, 'a> {
     pub task: Task<'a>,
-    /// The products run in tiles of bf16, where the level has them.
-    pub tiles: bool,
+    /// What the level has.
+    pub products: Products,
     pub scratch: &'t mut Scratch,
 }
 
@@ -92,37 +92,42 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        let (token, tiles, statistics, unit) = (tokens.start, self.tiles, out.statistics, LOG4_E);
-        let stack = Stack { call, b, hk, heads, token, span, part, tiles, unit, statistics, clock };
+        let (token, products, statistics, unit) = (tokens.start, self.products, out.statistics, LOG4_E);
+        let stack = Stack { call, b, hk, heads, token, span, part, products, unit, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;
         let fitting = QUERY_SCRATCH / ((d + dv).max(1) * width);
         let blocks =
             (call.rows_of_a_task() / width).min(BLOCKS).min(fitting).min(rows.div_ceil(width)).max(1);
-        let (copy_k, copy_v) = (needs_copy(&call.k, blocks), needs_copy(&call.v, blocks));
-        // In tiles two bf16 take the place of an f32, but rows are whole tiles.
-        let [in_tile, out_tile] = stack.tile_sizes();
-        let (q_rows, o_rows) = if tiles { (in_tile / 2, out_tile) } else { (d, dv) };
+        let (mut copy_k, copy_v) = (needs_copy(&call.k, blocks), needs_copy(&call.v, blocks));
+        // Two bf16 take the place of an f32.
+        let [width_k, width_v] = stack.widths();
+        if products == Products::Dots {
+            let in_pairs = d == width_k && call.k.strides()[2] % size_of::<f32>() as isize == 0;
+            copy_k = is_apart(&call.k, blocks) || !in_pairs;
+        }
+        let paired = products != Products::MultiplyAdds;
+        let q_rows = if paired { width_k / 2 } else { d };
         let [qt, ot, ml, st, kc, vc, sums] = Scratch::take(
             memory,
             [
                 blocks * q_rows * width,
-                blocks * o_rows * width,
+                blocks * width_v * width,
                 blocks * 2 * width,
                 KEYS * width,
-                if tiles { KEYS * in_tile / 2 } else { KEYS * d },
-                if tiles { KEYS * out_tile / 2 } else { KEYS * dv },
+                if paired { KEYS * width_k / 2 } else { KEYS * d },
+                if paired { KEYS * width_v / 2 } else { KEYS * dv },
                 if statistics.is_some() { blocks * SUMS * width } else { 0 },
             ],
         );
-        if tiles {
+        if products == Products::Tiles {
             // SAFETY: only a level that has them asks for them.
             unsafe { tiles::begin() };
         }
         let mut buffers = |block: usize| Buffers::<I::f32s> {
             qt: qt.as_mut_ptr().wrapping_add(block * q_rows * width).cast(),
-            ot: ot.as_mut_ptr().wrapping_add(block * o_rows * width).cast(),
+            ot: ot.as_mut_ptr().wrapping_add(block * width_v * width).cast(),
             ml: ml.as_mut_ptr().wrapping_add(block * 2 * width).cast(),
             st: st.as_mut_ptr().cast(),
             sums: sums.as_mut_ptr().wrapping_add(block * SUMS * width).cast(),
@@ -158,17 +163,31 @@ impl Op for Prefill<'_, '_> {
                 }
                 for keys in key_blocks(visible.clone()) {
                     clock.start();
-                    let [k, v] = if tiles {
+                    let [k, v] = if paired {
                         let (start, head, mut shown) = (keys.start / KEYS * KEYS, [b, hk], u64::MAX);
                         if again {
                             let sees = |bits, key| bits | u64::from(stack.sees(first, key)) << (key - start);
                             shown = keys.clone().fold(0, sees);
                         }
                         let (to_k, to_v) = (kc.as_mut_ptr(), vc.as_mut_ptr());
-                        pairs::keys(&call.k, head, &keys, in_tile, to_k.cast());
-                        pairs::values(isa, &call.v, head, &keys, out_tile, shown, to_v.cast());
-                        // Rows that `Source::skip` does not move: tiles take whole blocks.
-                        [to_k, to_v].map(|ptr| Source { ptr: ptr.cast_const(), row: 0 })
+                        if products == Products::Tiles || copy_k {
+                            pairs::keys(&call.k, head, &keys, width_k, to_k.cast());
+                        }
+                        if products == Products::Tiles {
+                            pairs::values(isa, &call.v, head, &keys, width_v, shown, to_v.cast());
+                            // Rows that `Source::skip` does not move: tiles take whole blocks.
+                            [to_k, to_v].map(|ptr| Source { ptr: ptr.cast_const(), row: 0 })
+                        } else {
+                            pairs::pair_values(isa, &call.v, head, &keys, shown, to_v.cast());
+                            let v = Source { ptr: to_v.cast_const(), row: dv as isize };
+                            let k = if copy_k {
+                                let k = Source { ptr: to_k.cast_const(), row: width_k as isize / 2 };
+                                k.skip(keys.start - start)
+                            } else {
+                                in_place(&call.k, head, keys.start)
+                            };
+                            [k, v]
+                        }
                     } else {
                         let to_v = (copy_v || again).then_some(vc.as_mut_ptr());
                         let v = source(isa, &call.v, &stack, &keys, to_v);
@@ -240,7 +259,7 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        if tiles {
+        if products == Products::Tiles {
             // SAFETY: as above.
             unsafe { tiles::end() };
         }
@@ -275,14 +294,25 @@ fn lines(x: &Tensor<'_>, b: usize, head: usize, tokens: Range<usize>) -> Lines {
     Lines { ptr: x.row(b, head, tokens.start), row, bytes, count: tokens.len().min(x.run(b, tokens.start)) }
 }
 
-/// Whether blocks of K or V are copied to compact f32 first: where they must be widened or gathered, and
-/// where rows lie so far apart that they share cache sets and take a page each, and enough query rows use the
-/// copy.
+/// Whether blocks of K or V are copied to compact f32 first: where they must be widened or gathered.
 #[inline(always)]
 pub(crate) fn needs_copy(x: &Tensor<'_>, blocks: usize) -> bool {
+    x.dtype != DType::F32 || is_apart(x, blocks)
+}
+
+/// Whether they must be gathered: also where rows lie so far apart that they share cache sets and take a page
+/// each, and enough query rows use the copy.
+#[inline(always)]
+fn is_apart(x: &Tensor<'_>, blocks: usize) -> bool {
     let far = (2 * x.shape()[3] * size_of::<f32>()).max(NEAR);
     let scattered = x.strides()[2].unsigned_abs() > far && blocks >= 2;
-    x.dtype != DType::F32 || !x.is_dense() || scattered || !x.has_runs_of(KEYS)
+    !x.is_dense() || scattered || !x.has_runs_of(KEYS)
+}
+
+/// The rows from `key` on where they lie: f32, or pairs of bf16.
+#[inline(always)]
+fn in_place(x: &Tensor<'_>, [b, hk]: [usize; 2], key: usize) -> Source {
+    Source { ptr: x.row(b, hk, key).cast(), row: x.strides()[2] / size_of::<f32>() as isize }
 }
 
 /// The rows `keys` of K or V: in place, or copied to `copy`.
@@ -297,11 +327,10 @@ pub(crate) unsafe fn source<I: Isa>(
     keys: &Range<usize>,
     copy: Option<*mut f32>,
 ) -> Source {
-    let ([_, _, row, _], features) = (x.strides(), x.shape()[3]);
+    let features = x.shape()[3];
     let Some(copy) = copy else {
         debug_assert!(x.dtype == DType::F32);
-        let ptr = x.row(stack.b, stack.hk, keys.start).cast();
-        return Source { ptr, row: row / size_of::<f32>() as isize };
+        return in_place(x, [stack.b, stack.hk], keys.start);
     };
     let mut key = keys.start;
     while key < keys.end {

@@ -4,7 +4,19 @@ use crate::extra::Added;
 use crate::isa::Isa;
 use crate::tile::{self, Feed, Tile};
 
-/// Rows of K or V as f32, features side by side: in the caller's memory or copied to scratch.
+/// What the products of a call are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Products {
+    /// Multiply-adds of f32.
+    MultiplyAdds,
+    /// Of bf16, two terms at a time: [`Isa::dot`].
+    Dots,
+    /// Of bf16, in tiles.
+    Tiles,
+}
+
+/// Rows of K or V as f32, features side by side: in the caller's memory or copied to scratch. For dots a f32 is
+/// two bf16, features of a key that follow each other or a feature of two values.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     pub ptr: *const f32,
@@ -21,7 +33,7 @@ impl Source {
 }
 
 /// `st[j] = sum over c of k[j][c] * qt[c]`, and the maximum over j.
-pub(crate) struct Scores<'a, I: Isa, const NQ: usize> {
+pub(crate) struct Scores<'a, I: Isa, const NQ: usize, const DOTS: bool> {
     pub isa: I,
     pub n: usize,
     pub d: usize,
@@ -29,13 +41,15 @@ pub(crate) struct Scores<'a, I: Isa, const NQ: usize> {
     pub qt: *const I::f32s,
     pub st: *mut I::f32s,
     pub max: [I::f32s; NQ],
+    /// What is left of the scale, for dots.
+    pub factor: f32,
     /// Rows to ask for meanwhile.
     pub feed: Feed,
     /// Half of what it adds next is asked for, too.
     pub added: Option<&'a Added>,
 }
 
-impl<I: Isa, const NQ: usize> Tile for Scores<'_, I, NQ> {
+impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Scores<'_, I, NQ, DOTS> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, j: usize) {
         let Self { isa, d, k, qt, st, .. } = *self;
@@ -45,9 +59,12 @@ impl<I: Isa, const NQ: usize> Tile for Scores<'_, I, NQ> {
         }
         // SAFETY: made with D readable features for each key, and room in `st`.
         unsafe {
-            let acc = tile::product::<I, NQ, M>(isa, d, k.skip(j).ptr, [k.row, 1], qt, &mut self.feed);
+            let (k, feed) = (k.skip(j), &mut self.feed);
+            let acc = tile::product::<I, NQ, M, DOTS>(isa, d, k.ptr, [k.row, 1], qt, feed);
+            let factor = isa.splat_f32s(self.factor);
             for (m, acc) in acc.iter().enumerate() {
                 for (x, acc) in acc.iter().enumerate() {
+                    let acc = if DOTS { &isa.mul_f32s(*acc, factor) } else { acc };
                     self.max[x] = isa.max_f32s(*acc, self.max[x]);
                     *st.add((j + m) * NQ + x) = *acc;
                 }
@@ -57,7 +74,7 @@ impl<I: Isa, const NQ: usize> Tile for Scores<'_, I, NQ> {
 }
 
 /// `ot[c] = ot[c] * correction + sum over j of v[j][c] * st[j]`.
-pub(crate) struct Values<'a, I: Isa, const NQ: usize> {
+pub(crate) struct Values<'a, I: Isa, const NQ: usize, const DOTS: bool> {
     pub isa: I,
     pub n: usize,
     pub dv: usize,
@@ -73,7 +90,7 @@ pub(crate) struct Values<'a, I: Isa, const NQ: usize> {
     pub added: Option<&'a Added>,
 }
 
-impl<I: Isa, const NQ: usize> Tile for Values<'_, I, NQ> {
+impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Values<'_, I, NQ, DOTS> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, c: usize) {
         let Self { isa, n, v, st, ot, correction, fresh, .. } = *self;
@@ -83,8 +100,8 @@ impl<I: Isa, const NQ: usize> Tile for Values<'_, I, NQ> {
         }
         // SAFETY: made with `n` readable values, and room in `ot` for every feature.
         unsafe {
-            let acc =
-                tile::product::<I, NQ, M>(isa, n, v.ptr.wrapping_add(c), [1, v.row], st, &mut self.feed);
+            let (v, row, feed) = (v.ptr.wrapping_add(c), v.row, &mut self.feed);
+            let acc = tile::product::<I, NQ, M, DOTS>(isa, n, v, [1, row], st, feed);
             for (m, acc) in acc.iter().enumerate() {
                 for (x, acc) in acc.iter().enumerate() {
                     let ot = &mut *ot.add((c + m) * NQ + x);

@@ -16,6 +16,7 @@ use crate::exp::LOG4_E;
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
+use crate::products::Products;
 use crate::products::{Source, divide, shift};
 use crate::scratch::Scratch;
 use crate::tile::Lines;
@@ -58,8 +59,8 @@ impl Op for Received<'_, '_> {
         heads.clear();
         heads.push(head);
         let (hk, part, span) = (head / call.group, core::ptr::null_mut(), keys.start..keys.end);
-        let (token, tiles, statistics, unit) = (0, false, None, LOG4_E);
-        let stack = Stack { call, b, hk, heads, token, span, part, tiles, unit, statistics, clock };
+        let (token, products, statistics, unit) = (0, Products::MultiplyAdds, None, LOG4_E);
+        let stack = Stack { call, b, hk, heads, token, span, part, products, unit, statistics, clock };
         let rows = if call.is_closed(head) { 0 } else { call.q_len(b) };
         let (d, width, lanes) = (call.q.shape()[3], NQ * I::F32_LANES, I::F32_LANES);
         let copy = needs_copy(&call.k, 2);

@@ -85,12 +85,14 @@ impl Feed {
     }
 }
 
-/// One tile: `M` rows of `a` times `NQ` vectors, `steps` long.
+/// One tile: `M` rows of `a` times `NQ` vectors, `steps` long. With `DOTS` a scalar is a pair of bf16, and so is
+/// each lane of `b`.
 ///
 /// # Safety
-/// `a + m * a_row + t * a_step` must be readable for `m < M`, `t < steps`, and `steps * NQ` vectors at `b`.
+/// `a + m * a_row + t * a_step` must be readable for `m < M`, `t < steps`, and `steps * NQ` vectors at `b`; for
+/// `DOTS` the processor must have them.
 #[inline(always)]
-pub(crate) unsafe fn product<I: Isa, const NQ: usize, const M: usize>(
+pub(crate) unsafe fn product<I: Isa, const NQ: usize, const M: usize, const DOTS: bool>(
     isa: I,
     steps: usize,
     a: *const f32,
@@ -107,9 +109,17 @@ pub(crate) unsafe fn product<I: Isa, const NQ: usize, const M: usize>(
             // SAFETY: the caller's; both pointers are inside their ranges for every step.
             let vectors = unsafe { *b.cast::<[I::f32s; NQ]>() };
             for (m, acc) in acc.iter_mut().enumerate() {
-                let scalar = isa.splat_f32s(unsafe { *a.wrapping_offset(m as isize * a_row) });
-                for n in 0..NQ {
-                    acc[n] = isa.mul_add_e_f32s(scalar, vectors[n], acc[n]);
+                let scalar = a.wrapping_offset(m as isize * a_row);
+                // SAFETY: the caller's. Pairs lie as bf16 do, at every second byte.
+                unsafe {
+                    let scalar = isa.splat_f32s(if DOTS { scalar.read_unaligned() } else { *scalar });
+                    for n in 0..NQ {
+                        acc[n] = if DOTS {
+                            isa.dot(acc[n], scalar, vectors[n])
+                        } else {
+                            isa.mul_add_e_f32s(scalar, vectors[n], acc[n])
+                        };
+                    }
                 }
             }
             a = a.wrapping_offset(a_step);

@@ -38,9 +38,9 @@ pub struct Attention<'a> {
 /// How bf16 inputs are multiplied. Everything is summed in f32 either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
-    /// As fast as the processor can: in prefill at [`Level::Amx`] the softmax weights are rounded to bf16 for
-    /// the product with V, which makes errors of up to 2 units in the last place of the largest outputs, and
-    /// subnormal inputs count as 0.
+    /// As fast as the processor can: in prefill at levels with products of bf16 ([`Level::Avx512Bf16`],
+    /// [`Level::NeonBf16`], [`Level::Amx`]) the softmax weights are rounded to bf16 for the product with V, which
+    /// makes errors of up to 2 units in the last place of the largest outputs, and subnormal inputs count as 0.
     #[default]
     Fast,
     /// In f32: half a unit in the last place. For all other types, and at all other levels, there is no
@@ -286,11 +286,11 @@ impl<'a> Attention<'a> {
         Plan::new(&call, level, self.threads)?.run(&call, out, lse, self.scratch)
     }
 
-    /// The level, if this processor has it. What tiles are of no use for is computed without.
+    /// The level, if this processor has it. What products of bf16 are of no use for is computed without.
     fn resolve_level(&self, call: &Call<'_>) -> Result<Level, Error> {
         let level = resolve_level(self.level)?;
-        let in_tiles = call.is_bf16() && self.precision == Precision::Fast;
-        Ok(if level == Level::Amx && !in_tiles { Level::Avx512 } else { level })
+        let fast = call.is_bf16() && self.precision == Precision::Fast;
+        Ok(if fast { level } else { level.exact() })
     }
 
     /// The options for some query heads of a call with weights `[B, Hq, Lq, Lk]`.

@@ -53,7 +53,7 @@ const SEQUENTIAL: usize = 2_000_000;
 fn too_little(level: Level) -> usize {
     match level {
         Level::Scalar => SEQUENTIAL / 3,
-        Level::Amx => SEQUENTIAL * 2,
+        Level::Amx | Level::Avx512Bf16 | Level::NeonBf16 => SEQUENTIAL * 2,
         _ => SEQUENTIAL,
     }
 }
@@ -128,7 +128,10 @@ impl Plan {
             Kernel::Prefill if self.level == Level::Amx => {
                 "prefill kernel, products of bf16 in tiles of 16 x 16".to_string()
             }
-            Kernel::Prefill => format!("prefill kernel, {rows} query rows x {columns} keys a tile"),
+            Kernel::Prefill => {
+                let dots = if self.level == self.level.exact() { "" } else { "dot products of bf16, " };
+                format!("prefill kernel, {dots}{rows} query rows x {columns} keys a tile")
+            }
             Kernel::Decode => "decode kernel".to_string(),
         };
         let kernels = self.kernels.iter().flatten().map(kernel).collect::<Vec<_>>().join(", and ");

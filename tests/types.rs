@@ -59,7 +59,7 @@ fn every_pair_of_lengths<T: Half>(precision: Precision) {
                 let attention = Attention::with_terms(terms).level(level).precision(precision);
                 attention.run_with_lse(q, k, v, to, &mut lse).unwrap();
                 let what = format!("{level}-{}: {lq} x {lk}, D {d}, Dv {dv}, {terms:?}", T::DTYPE);
-                let fast = level == Level::Amx && precision == Precision::Fast && T::DTYPE == DType::Bf16;
+                let fast = level != level.exact() && precision == Precision::Fast && T::DTYPE == DType::Bf16;
                 let largest = want.out.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
                 for (got, &want) in out.iter().zip(&want.out) {
                     let limit = if fast { 2.0 * T::ulp(largest) } else { T::ulp(want) / 2.0 + 2e-5 };
@@ -87,21 +87,24 @@ fn bf16_every_pair_of_lengths() {
 
 /// A level, a type and a precision, and the kernel that they name.
 #[test]
-fn tiles_are_for_bf16_in_haste() {
-    if !Level::Amx.is_available() {
-        println!("left out: this processor, or its system, has no tiles");
-        return;
-    }
-    fn kernel<T: Element>(precision: Precision) -> String {
+fn products_of_bf16_are_for_bf16_in_haste() {
+    fn kernel<T: Element>(level: Level, precision: Precision) -> String {
         let x = [T::default(); 64];
         let view = View::bhld(&x, [1, 1, 16, 4]).unwrap();
-        let attention = Attention::new().level(Level::Amx).precision(precision);
-        attention.plan(view, view, view).unwrap().kernel()
+        Attention::new().level(level).precision(precision).plan(view, view, view).unwrap().kernel()
     }
-    assert_eq!(kernel::<bf16>(Precision::Fast), "amx-bf16");
-    assert_eq!(kernel::<bf16>(Precision::Exact), "avx512-bf16");
-    assert_eq!(kernel::<f16>(Precision::Fast), "avx512-f16");
-    assert_eq!(kernel::<f32>(Precision::Fast), "avx512-f32");
+    for (level, exact) in
+        [(Level::Avx512Bf16, "avx512"), (Level::NeonBf16, "neon"), (Level::Amx, "avx512")]
+    {
+        if !level.is_available() {
+            println!("left out: {level}, which this processor or its system lacks");
+            continue;
+        }
+        assert_eq!(kernel::<bf16>(level, Precision::Fast), format!("{level}-bf16"));
+        assert_eq!(kernel::<bf16>(level, Precision::Exact), format!("{exact}-bf16"));
+        assert_eq!(kernel::<f16>(level, Precision::Fast), format!("{exact}-f16"));
+        assert_eq!(kernel::<f32>(level, Precision::Fast), format!("{exact}-f32"));
+    }
 }
 
 /// Rows without features may begin at any address, also at 0: nothing is made of it. (Found by fuzzing.)
@@ -144,8 +147,8 @@ fn values_survive<T: Element>(values: &[T], lq: usize, same: impl Fn(T, T) -> bo
                 .unwrap();
             for (at, &got) in out.iter().enumerate() {
                 let want = values[at % values.len()];
-                // Tiles take subnormal numbers for 0.
-                let flushed = level == Level::Amx && want.to_f32().abs() < f32::MIN_POSITIVE;
+                // Products of bf16 take subnormal numbers for 0.
+                let flushed = level != level.exact() && want.to_f32().abs() < f32::MIN_POSITIVE;
                 assert!(
                     same(got, want) || (flushed && got.to_f32() == 0.0),
                     "{level}-{}: {:?} became {got:?}",

@@ -7,8 +7,9 @@
 //! report: medians over the rounds of medians over the calls
 //! ```
 //!
-//! - Peak: f32 multiply-adds in registers for 0.3 ms on all of the job's threads, at the clock that the job runs
-//!   at; products in tiles (level `amx`) can exceed it. `peak_percent` is of the mean of the two, round by round.
+//! - Peak: multiply-adds in registers for 0.3 ms on all of the job's threads, at the clock that the job runs at:
+//!   of f32, or dot products where the kernel computes in those (bf16 at levels `avx512bf16` and `neonbf16`);
+//!   products in tiles (level `amx`) can exceed it. `peak_percent` is of the mean of the two, round by round.
 //! - Reads, for shapes with few queries: K and V from end to end by as many threads, over and over as the
 //!   calls do, with and without prefetching. `read_percent` is of the faster way, round by round.
 //! - Inputs, output and the baseline's scores lie on large pages where the system has them.
@@ -145,7 +146,7 @@ impl Args {
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = or_default(&self.threads, &[1, cores]);
-        let mut machine = Machine::new(&levels, &threads)?;
+        let mut machine = Machine::new(&levels, &threads, self.dtype)?;
         let shapes = or_default(&self.shape, &SHAPES);
         let mut cases = cases(&shapes, self.dtype)?;
         if self.profile {

@@ -59,9 +59,6 @@ pub enum RunError {
     /// An option is unknown or has a value that it cannot have.
     #[error("options: {0}")]
     Options(String),
-    /// Part of the format, but not of this version.
-    #[error("{0} is not supported yet")]
-    Unsupported(String),
     /// `q`, `k` or `v` is missing.
     #[error("tensor {0:?} is missing")]
     MissingTensor(&'static str),

@@ -6,7 +6,9 @@ use super::{Block, Buffers, Span, Stack};
 use crate::clock::Part;
 use crate::extra::Added;
 use crate::isa::Isa;
-use crate::products::{Values, softmax};
+use crate::pairs;
+use crate::prefill::KEYS;
+use crate::products::{Products, Values, softmax};
 use crate::statistics;
 use crate::tile::{self, Feed};
 
@@ -51,18 +53,31 @@ impl Stack<'_> {
             };
             self.clock.lap(Part::Softmax);
             let fresh = core::mem::replace(&mut block.fresh, false);
-            let v = span.v.skip(seen.start - span.keys.start);
             let ot = buffers.ot;
             let (n, dv) = (seen.len(), self.call.v.shape()[3]);
-            let mut feed = Feed::new(span.ahead[1], dv, n, MR);
-            if self.tiles {
-                feed.all(isa);
-                self.tile_values::<I, NQ>(isa, span, first..first + n, buffers, correction, fresh);
-                self.clock.lap(Part::Values);
-                return;
+            let used = first..first + n;
+            match self.products {
+                Products::MultiplyAdds => {
+                    let v = span.v.skip(seen.start - span.keys.start);
+                    let feed = Feed::new(span.ahead[1], dv, n, MR);
+                    let mut values =
+                        Values::<I, NQ, false> { isa, n, dv, v, st, ot, correction, fresh, feed, added };
+                    tile::cover::<MR>(dv, &mut values);
+                }
+                Products::Dots if I::DOTS => {
+                    // Values lie in pairs, from the first one of a block of keys on.
+                    let (n, v) = (used.end.div_ceil(2), span.v.skip(seen.start % KEYS / 2));
+                    let (st, feed) = (buffers.st, Feed::new(span.ahead[1], dv, n, MR));
+                    pairs::weights::<I, NQ>(isa, st, 2 * n, used);
+                    let mut values =
+                        Values::<I, NQ, true> { isa, n, dv, v, st, ot, correction, fresh, feed, added };
+                    tile::cover::<MR>(dv, &mut values);
+                }
+                Products::Dots | Products::Tiles => {
+                    Feed::new(span.ahead[1], dv, n, MR).all(isa);
+                    self.tile_values::<I, NQ>(isa, span, used, buffers, correction, fresh);
+                }
             }
-            let mut values = Values { isa, n, dv, v, st, ot, correction, fresh, feed, added };
-            tile::cover::<MR>(dv, &mut values);
             self.clock.lap(Part::Values);
         }
     }

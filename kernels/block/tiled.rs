@@ -8,21 +8,19 @@ use super::{Buffers, Span, Stack};
 use crate::isa::Isa;
 use crate::pairs;
 use crate::prefill::KEYS;
+use crate::products::Products;
 use crate::tiles::{self, Product};
 
 impl Stack<'_> {
-    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block,
-    /// so that the sums do not depend on which of them a block of rows sees.
+    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block, for
+    /// dots in a pair, so that the sums do not depend on which of them a block of rows sees.
     #[inline(always)]
     pub(super) fn first_score(&self, seen: &Range<usize>) -> usize {
-        if self.tiles { seen.start % KEYS } else { 0 }
-    }
-
-    /// Features of a key and of a value, in whole tiles.
-    #[inline(always)]
-    pub fn tile_sizes(&self) -> [usize; 2] {
-        let (d, dv) = (self.call.q.shape()[3], self.call.v.shape()[3]);
-        [d.next_multiple_of(tiles::STEP).max(tiles::STEP), dv.next_multiple_of(tiles::SIDE)]
+        match self.products {
+            Products::MultiplyAdds => 0,
+            Products::Dots => seen.start % 2,
+            Products::Tiles => seen.start % KEYS,
+        }
     }
 
     /// Scores of the block of keys, without the scale's fraction, for the rows up to the last one `seen`.
@@ -36,7 +34,7 @@ impl Stack<'_> {
         seen: &Range<usize>,
         buffers: Buffers<I::f32s>,
     ) {
-        let (width, row) = (self.tile_sizes()[0], NQ * size_of::<I::f32s>());
+        let (width, row) = (self.widths()[0], NQ * size_of::<I::f32s>());
         let product = Product {
             a: span.k.ptr.cast(),
             a_row: width * size_of::<bf16>(),
@@ -67,7 +65,7 @@ impl Stack<'_> {
         correction: [I::f32s; NQ],
         fresh: bool,
     ) {
-        let (height, row) = (self.tile_sizes()[1], NQ * size_of::<I::f32s>());
+        let (height, row) = (self.widths()[1], NQ * size_of::<I::f32s>());
         let steps = used.end.div_ceil(tiles::STEP);
         // SAFETY: the caller's: `st` has room for a block of keys, `ot` for the features in whole tiles.
         unsafe {

@@ -88,6 +88,20 @@ impl Isa for Neon {
         unsafe { p(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(ptr.cast())))) }
     }
 
+    const DOTS: bool = true;
+
+    #[inline(always)]
+    unsafe fn dot(self, acc: f32x4, a: f32x4, b: f32x4) -> f32x4 {
+        let mut acc = v(acc);
+        // SAFETY: the caller's. The directive is for the assembler, which does not know what was detected.
+        unsafe {
+            asm!(".arch_extension bf16", "bfdot {acc:v}.4s, {a:v}.8h, {b:v}.8h",
+                acc = inout(vreg) acc, a = in(vreg) v(a), b = in(vreg) v(b),
+                options(pure, nomem, nostack, preserves_flags));
+        }
+        p(acc)
+    }
+
     #[inline(always)]
     unsafe fn load_i8(self, ptr: *const i8) -> f32x4 {
         // SAFETY: `self` proves NEON; the caller's, of four bytes.

@@ -184,6 +184,21 @@ unsafe fn widen(ptr: *const f16) -> __m256 {
     wide
 }
 
+/// [`Isa::dot`] of AVX-512: asm, as for [`widen`].
+///
+/// # Safety
+/// The processor must have AVX-512 F and BF16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn dot(mut acc: __m512, a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("vdpbf16ps {acc}, {b}, {a}", acc = inout(zmm_reg) acc, a = in(zmm_reg) a, b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
 /// Narrows 8 f32 to the nearest f16 by F16C.
 ///
 /// # Safety
@@ -347,6 +362,14 @@ impl Isa for V4 {
             let odd = _mm512_and_si512(both, _mm512_set1_epi32(0xffff_0000_u32 as i32));
             [cast(_mm512_slli_epi32::<16>(both)), cast(odd)]
         }
+    }
+
+    const DOTS: bool = true;
+
+    #[inline(always)]
+    unsafe fn dot(self, acc: f32x16, a: f32x16, b: f32x16) -> f32x16 {
+        // SAFETY: `self` proves AVX-512 F; the caller's.
+        unsafe { cast(dot(cast(acc), cast(a), cast(b))) }
     }
 
     #[inline(always)]

@@ -8,6 +8,7 @@ use crate::decode::decode;
 use crate::join;
 use crate::map::Map;
 use crate::prefill::Prefill;
+use crate::products::Products;
 use crate::received::Received;
 use crate::{Error, Level, Scratch};
 
@@ -126,8 +127,11 @@ impl Tasks<'_> {
         }
         let run = |task: Task<'_>, scratch: &mut Scratch| match kernel {
             Kernel::Prefill => {
-                let tiles = level == Level::Amx && call.is_bf16() && task.rows.statistics.is_none();
-                level.dispatch(Prefill { task, tiles, scratch })
+                let mut products = Products::MultiplyAdds;
+                if call.is_bf16() && task.rows.statistics.is_none() {
+                    products = level.products();
+                }
+                level.dispatch(Prefill { task, products, scratch })
             }
             Kernel::Decode => decode(task, level, scratch),
         };

@@ -1,4 +1,5 @@
-//! What the machine can do: multiply-add peak of every level and read rate, at every number of threads.
+//! What the machine can do: multiply-add peak of every level, that of dot products of bf16, and read rate, at every
+//! number of threads.
 //!
 //! Measured again in every round, between the shapes, so that load on the machine hits all alike; and beside
 //! every job, for its percentages.
@@ -6,8 +7,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use headwise::Level;
-use headwise_kernels::{fma, read};
+use headwise::{DType, Level};
+use headwise_kernels::{dots, fma, read};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::buffer::Buffer;
@@ -20,6 +21,8 @@ pub(crate) struct Threads {
     pub pool: ThreadPool,
     /// GFLOP/s, in the order of [`Machine::levels`].
     peaks: Vec<Vec<f64>>,
+    /// GFLOP/s of [`Machine::dots`].
+    dots: Vec<f64>,
     /// GB/s.
     reads: Vec<f64>,
 }
@@ -30,6 +33,10 @@ pub(crate) struct Machine {
     pub threads: Vec<Threads>,
     /// Steps of `fma` that take about [`PEAK_SECONDS`].
     steps: Vec<usize>,
+    /// The level with dot products of bf16, and their steps.
+    dots: Option<(Level, usize)>,
+    /// Of the inputs.
+    dtype: DType,
     memory: Buffer,
 }
 
@@ -58,21 +65,23 @@ pub(crate) fn on_fresh_threads<R: Send>(count: usize, f: impl FnOnce() -> R + Se
 }
 
 impl Machine {
-    pub fn new(levels: &[Level], threads: &[usize]) -> Result<Self, Failure> {
+    pub fn new(levels: &[Level], threads: &[usize], dtype: DType) -> Result<Self, Failure> {
         let mut levels = levels.to_vec();
         if !levels.contains(&Level::detect()) {
             levels.push(Level::detect());
         }
-        let steps = levels.iter().map(|&level| calibrate(level)).collect::<Result<_, _>>()?;
+        let steps = levels.iter().map(|&level| calibrate(level, fma)).collect::<Result<_, _>>()?;
+        let with_dots = Level::available().find(|&level| matches!(dots(level, 1), Ok(Some(_))));
+        let dots = with_dots.map(|level| Ok((level, calibrate(level, dots)?))).transpose()?;
         let count = levels.len();
         let threads = threads.iter().map(|&threads| {
-            let (peaks, reads) = (vec![Vec::new(); count], Vec::new());
+            let (peaks, dots, reads) = (vec![Vec::new(); count], Vec::new(), Vec::new());
             let pool = ThreadPoolBuilder::new().num_threads(threads).build().map_err(Failure::usage)?;
-            Ok(Threads { count: threads, pool, peaks, reads })
+            Ok(Threads { count: threads, pool, peaks, dots, reads })
         });
         let threads = threads.collect::<Result<_, Failure>>()?;
         let memory = Buffer::new(READ_BYTES / size_of::<f32>(), |i| i as f32)?;
-        Ok(Self { levels, threads, steps, memory })
+        Ok(Self { levels, threads, steps, dots, dtype, memory })
     }
 
     /// One round.
@@ -82,16 +91,27 @@ impl Machine {
                 let gflops = threads.multiply_adds(level, steps)?;
                 threads.peaks[at].push(gflops);
             }
+            if let Some((level, steps)) = self.dots {
+                let gflops = threads.dot_products(level, steps)?;
+                threads.dots.push(gflops);
+            }
             let gbps = threads.read([bytemuck::cast_slice(&self.memory), &[]])?;
             threads.reads.push(gbps);
         }
         Ok(())
     }
 
-    /// GFLOP/s at this moment, from [`BURST_SECONDS`] of multiply-adds; `level` and `threads` are indices.
+    /// GFLOP/s at this moment, from [`BURST_SECONDS`] of what products of the inputs are made of; `level` and
+    /// `threads` are indices.
     pub fn burst(&self, level: usize, threads: usize) -> Result<f64, Failure> {
-        let steps = self.steps[level] as f64 * BURST_SECONDS / PEAK_SECONDS;
-        self.threads[threads].multiply_adds(self.levels[level], steps as usize + 1)
+        let (threads, level, steps) = (&self.threads[threads], self.levels[level], self.steps[level]);
+        let short = |steps: usize| (steps as f64 * BURST_SECONDS / PEAK_SECONDS) as usize + 1;
+        match self.dots {
+            Some((dots, steps)) if dots == level && self.dtype == DType::Bf16 => {
+                threads.dot_products(level, short(steps))
+            }
+            _ => threads.multiply_adds(level, short(steps)),
+        }
     }
 }
 
@@ -101,6 +121,11 @@ impl Threads {
         median(&self.peaks[level])
     }
 
+    /// GFLOP/s of dot products of bf16, if there are such.
+    pub fn dots(&self) -> Option<f64> {
+        (!self.dots.is_empty()).then(|| median(&self.dots))
+    }
+
     /// GB/s, the median over the rounds.
     pub fn read_rate(&self) -> f64 {
         median(&self.reads)
@@ -108,6 +133,11 @@ impl Threads {
 
     fn multiply_adds(&self, level: Level, steps: usize) -> Result<f64, Failure> {
         let (flop, seconds) = self.at_once(|_| fma(level, steps))?;
+        Ok(flop / seconds / 1e9)
+    }
+
+    fn dot_products(&self, level: Level, steps: usize) -> Result<f64, Failure> {
+        let (flop, seconds) = self.at_once(|_| Ok(dots(level, steps)?.unwrap_or(f64::NAN)))?;
         Ok(flop / seconds / 1e9)
     }
 
@@ -159,12 +189,15 @@ impl Threads {
     }
 }
 
-/// The number of steps for [`PEAK_SECONDS`].
-fn calibrate(level: Level) -> Result<usize, Failure> {
+/// The number of steps of `work` for [`PEAK_SECONDS`].
+fn calibrate<T>(
+    level: Level,
+    work: impl Fn(Level, usize) -> Result<T, headwise::Error>,
+) -> Result<usize, Failure> {
     const STEPS: usize = 20_000;
-    fma(level, STEPS).map_err(Failure::usage)?; // wakes the vector units
+    work(level, STEPS).map_err(Failure::usage)?; // wakes the vector units
     let start = Instant::now();
-    fma(level, STEPS).map_err(Failure::usage)?;
+    work(level, STEPS).map_err(Failure::usage)?;
     Ok((STEPS as f64 * PEAK_SECONDS / start.elapsed().as_secs_f64().max(1e-6)) as usize + 1)
 }
 

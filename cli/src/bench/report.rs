@@ -49,7 +49,8 @@ struct Summary {
     /// Of the best level.
     fma_gflops: Rates,
     level_fma_gflops: BTreeMap<&'static str, Rates>,
-    /// Not measured: tiles could do ten times what the softmax between the products lets any kernel reach.
+    /// Of dot products. Not of tiles, which could do ten times what the softmax between the products lets any
+    /// kernel reach.
     bf16_gflops: Option<Rates>,
     read_gbps: Rates,
 }
@@ -62,13 +63,14 @@ pub(crate) fn json(machine: &Machine, cores: usize, rows: &[Row]) -> Result<Stri
     let levels = machine.levels.iter().enumerate();
     let peaks = |at: usize| by_threads(&|threads| threads.peak(at));
     let peaks: BTreeMap<_, _> = levels.map(|(at, level)| (level.name(), peaks(at))).collect();
+    let dots = machine.threads.iter().map(|threads| Some((threads.count, digits(threads.dots()?)))).collect();
     let summary = Summary {
         processor: processor(),
         cores,
         levels: Level::available().map(Level::name).collect(),
         fma_gflops: peaks[Level::detect().name()].clone(),
         level_fma_gflops: peaks,
-        bf16_gflops: None,
+        bf16_gflops: dots,
         read_gbps: by_threads(&Threads::read_rate),
     };
     let mut text = serde_json::to_string(&BTreeMap::from([("machine", summary)]))? + "\n";
@@ -85,7 +87,8 @@ pub(crate) fn table(machine: &Machine, cores: usize, rows: &[Row]) -> String {
         let peaks = machine.levels.iter().enumerate();
         let peaks: Vec<_> = peaks.map(|(at, level)| format!("{level} {:.1}", threads.peak(at))).collect();
         let (peaks, reads) = (peaks.join(", "), threads.read_rate());
-        _ = writeln!(text, "threads {}: peak GFLOP/s {peaks}; read {reads:.1} GB/s", threads.count);
+        let dots = threads.dots().map_or(String::new(), |rate| format!(", dots of bf16 {rate:.1}"));
+        _ = writeln!(text, "threads {}: peak GFLOP/s {peaks}{dots}; read {reads:.1} GB/s", threads.count);
     }
     _ = writeln!(
         text,

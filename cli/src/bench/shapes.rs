@@ -165,8 +165,8 @@ impl<T: Element + Pod, C: Stored + Pod> Case for Inputs<T, C> {
         errors.fold(0.0, |max, error| if error.is_nan() { f64::INFINITY } else { error.max(max) })
     }
 
-    /// 2e-6, and for a narrower output 2e-5 and half a unit in the last place of numbers up to 1, which at
-    /// level `amx` are 2 units.
+    /// 2e-6, and for a narrower output 2e-5 and half a unit in the last place of numbers up to 1, which where
+    /// products are of bf16 are 2 units.
     fn error_limit(&self) -> f64 {
         match T::DTYPE {
             DType::F16 => 2f64.powi(-12) + 2e-5,

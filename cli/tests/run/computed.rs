@@ -64,8 +64,10 @@ fn halves_come_out_as_they_went_in() {
         let file = File::small().halved(dtype, &["q", "k", "v"]).random("bias", &[4, 1, 7]);
         for file in [file.clone(), file.halved(dtype, &["bias"])] {
             let expected = bits(&compute(&file, r#"{"reference": true}"#), dtype);
-            for options in ["{}", r#"{"level": "scalar"}"#, r#"{"threads": 2, "precision": "exact"}"#] {
-                let difference = max_difference(&bits(&compute(&file, options), dtype), &expected);
+            let levels = headwise::Level::available().map(|level| format!(r#"{{"level": "{level}"}}"#));
+            let others = ["{}", r#"{"threads": 2, "precision": "exact"}"#].map(String::from);
+            for options in levels.chain(others) {
+                let difference = max_difference(&bits(&compute(&file, &options), dtype), &expected);
                 assert!(difference <= limit, "{dtype:?}, {options}: {difference:e}");
             }
         }

@@ -108,9 +108,12 @@ fn wrong_options_are_refused() {
         (r#"{"threads": 1000000}"#, "threads is 1000000, must be 1 to"),
         (r#"{"level": "sse"}"#, "level \"sse\" is unknown"),
         (r#"{"level": "sse", "reference": true}"#, "level \"sse\" is unknown"),
-        (r#"{"level": "avx512bf16"}"#, "level avx512bf16 is not supported yet"),
         (
             if cfg!(target_arch = "x86_64") { r#"{"level": "neon"}"# } else { r#"{"level": "avx2"}"# },
+            "not available",
+        ),
+        (
+            if cfg!(target_arch = "x86_64") { r#"{"level": "neonbf16"}"# } else { r#"{"level": "avx512bf16"}"# },
             "not available",
         ),
         (r#"{"precision": "fast"}"#, "\"fast\" is for BF16 tensors"),

@@ -64,7 +64,16 @@ fn options(draw: &mut Draw<'_>) -> String {
         ("threads", &["1", "2", "3", "0", "1025"]),
         (
             "level",
-            &["\"scalar\"", "\"avx2\"", "\"avx512\"", "\"neon\"", "\"amx\"", "\"avx512bf16\"", "\"sse\""],
+            &[
+                "\"scalar\"",
+                "\"avx2\"",
+                "\"avx512\"",
+                "\"neon\"",
+                "\"amx\"",
+                "\"avx512bf16\"",
+                "\"neonbf16\"",
+                "\"sse\"",
+            ],
         ),
         ("precision", &["\"exact\"", "\"fast\""]),
         ("lse", &["true", "false"]),
