@@ -106,7 +106,22 @@ impl Added {
             };
             for (q, max) in max.iter_mut().enumerate() {
                 let mut largest = minus_inf; // in a register
-                for start in (0..n).step_by(lanes) {
+                let mut done = 0;
+                if let (None, Some(unit), true) = (&self.mask, unit, bias.is_dense()) {
+                    // Whole squares, which stay in registers from their loads to the scores: a quarter less
+                    // than through memory.
+                    let unit = isa.splat_f32s(unit);
+                    while done + lanes <= n {
+                        for (j, bias) in bias.whole_square(isa, q, done).as_ref().iter().enumerate() {
+                            let st = &mut *st.add((done + j) * NQ + q);
+                            let x = isa.mul_add_e_f32s(*bias, unit, *st);
+                            *st = isa.select_f32s(isa.equal_f32s(*bias, minus_inf), minus_inf, x);
+                            largest = isa.max_f32s(*st, largest);
+                        }
+                        done += lanes;
+                    }
+                }
+                for start in (done..n).step_by(lanes) {
                     let (first, square) = bias.square(isa, q, start);
                     for j in start..n.min(start + lanes) {
                         let (st, bias) = (&mut *st.add(j * NQ + q), square.as_ref()[j - first]);
@@ -249,6 +264,24 @@ impl Panel<f32> {
         (0..self.rows).all(|i| (0..self.keys).all(|j| self.at(i, j) == f32::NEG_INFINITY))
     }
 
+    /// Whether rows differ and their keys lie side by side.
+    #[inline(always)]
+    fn is_dense(&self) -> bool {
+        self.rows > 1 && self.key == 1
+    }
+
+    /// The square of the keys from `first` on, all of which there must be; for rows that are dense.
+    #[inline(always)]
+    fn whole_square<I: Isa>(&self, isa: I, q: usize, first: usize) -> I::Square {
+        debug_assert!(self.is_dense() && first + I::F32_LANES <= self.keys);
+        let mut square = isa.square();
+        for (x, row) in square.as_mut().iter_mut().zip(&self.row[q * I::F32_LANES..]) {
+            // SAFETY: the keys of a row lie side by side, and `first + lanes` of them are there.
+            *x = unsafe { Load::load(isa, row.wrapping_add(first)) };
+        }
+        isa.transpose(square)
+    }
+
     /// A square of the bias, transposed: vector `j` holds, for the rows of vector `q`, key `first + j`.
     /// Returns `first`, and has all keys from `start` on that there are: where too few are left for a square
     /// it begins before.
@@ -262,13 +295,9 @@ impl Panel<f32> {
             }
             return (start, square);
         }
-        if self.key == 1 && n >= lanes {
+        if self.is_dense() && n >= lanes {
             let first = start.min(n - lanes);
-            for (i, x) in square.as_mut().iter_mut().enumerate() {
-                // SAFETY: the keys of a row lie side by side, and `first + lanes` of them are there.
-                *x = unsafe { Load::load(isa, self.row[q * lanes + i].wrapping_add(first)) };
-            }
-            return (first, isa.transpose(square));
+            return (first, self.whole_square(isa, q, first));
         }
         let flat = square.as_mut().as_mut_ptr().cast::<f32>();
         for (t, j) in (start..n.min(start + lanes)).enumerate() {
