@@ -156,17 +156,12 @@ pub(crate) unsafe fn unpack<I: Isa, T: Element, const NQ: usize>(
                 let y = isa.add_f32s(y, isa.splat_f32s(0.0));
                 *x = isa.select_f32s(isa.equal_f32s(y, y), y, nan);
             }
-            let square = isa.transpose(square);
-            // Whole squares from registers. (No closure: one that is called twice is not inlined.)
-            if rows.len() == lanes {
-                for (row, x) in rows[..lanes].iter().zip(square.as_ref()) {
+            // As many rows as there are, but a loop of fixed length: it is unrolled, and the square stays in
+            // registers.
+            for (i, x) in isa.transpose(square).as_ref().iter().enumerate() {
+                if i < rows.len() {
                     // SAFETY: `c + lanes <= dv`.
-                    unsafe { T::store(isa, row.cast::<T>().wrapping_add(c), *x) };
-                }
-            } else {
-                for (row, x) in rows.iter().zip(square.as_ref()) {
-                    // SAFETY: as above.
-                    unsafe { T::store(isa, row.cast::<T>().wrapping_add(c), *x) };
+                    unsafe { T::store(isa, rows[i].cast::<T>().wrapping_add(c), *x) };
                 }
             }
         }
