@@ -29,7 +29,7 @@ if has avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl; then native+=(avx51
 best=${native[-1]}
 if [ "$best" = avx512 ] && has avx512_bf16; then
   native+=(avx512bf16)
-  if ! has amx_bf16 amx_tile; then best=avx512bf16; fi                        # else its dots are slow, and not chosen
+  grep -q GenuineIntel /proc/cpuinfo || best=avx512bf16                       # Intel's dots are slow, and not chosen
 fi
 if [[ $best == avx512* ]] && has amx_tile amx_bf16; then native+=(amx) best=amx; fi
 for level in avx2 avx512 avx512bf16 amx; do

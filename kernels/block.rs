@@ -12,6 +12,7 @@ use crate::extra::{Added, Seen};
 use crate::isa::Isa;
 use crate::pack;
 use crate::pairs;
+use crate::prefill::KEYS;
 use crate::products::{Products, Scores, Source, scale};
 use crate::received::Columns;
 use crate::split::RowsMut;
@@ -53,7 +54,7 @@ pub(crate) struct Block {
     pub count: usize,
     /// Nothing has been added yet: `ot` holds garbage.
     pub fresh: bool,
-    /// Pairs that were computed were hidden: NaN behind them may have leaked.
+    /// Hidden pairs were computed, if only as products of 0: NaN behind them may have leaked.
     pub hidden: bool,
     /// Bit `i`: row `i` had hidden pairs and came out not finite.
     pub leaked: u64,
@@ -209,6 +210,17 @@ impl Stack<'_> {
         }
     }
 
+    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block, for
+    /// dots in a pair, so that the sums do not depend on which of them a block of rows sees.
+    #[inline(always)]
+    fn first_score(&self, seen: &Range<usize>) -> usize {
+        match self.products {
+            Products::MultiplyAdds => 0,
+            Products::Dots => seen.start % 2,
+            Products::Tiles => seen.start % KEYS,
+        }
+    }
+
     #[inline(always)]
     pub fn token_of(&self, row: usize) -> usize {
         self.token + row / self.heads.len()
@@ -312,6 +324,8 @@ impl Stack<'_> {
         if seen.is_empty() {
             return None;
         }
+        // Products of bf16 take what lies in one pair or tile, weights of 0 and all.
+        block.hidden |= self.products != Products::MultiplyAdds && seen != span.keys;
         let n = seen.len();
         let k = span.k.skip(seen.start - span.keys.start);
         let st = buffers.st.wrapping_add(self.first_score(&seen) * NQ);
@@ -345,7 +359,8 @@ impl Stack<'_> {
                     tile::cover::<MR>(n, &mut scores);
                     scores.max
                 }
-                Products::Dots | Products::Tiles => {
+                Products::Dots => unreachable!("dots are for levels that have them"),
+                Products::Tiles => {
                     Feed::new(span.ahead[0], n, d, MR).all(isa);
                     self.tile_scores::<I, NQ>(span, &seen, buffers);
                     scale::<I, NQ>(isa, st, n, factor)

@@ -228,15 +228,18 @@ impl<'a> Call<'a> {
         (first.len() + last.len()).div_ceil(2).saturating_mul(end - start)
     }
 
-    /// Whether Q, K and V are bf16, whose products can run in tiles.
+    /// Whether Q, K and V are bf16, whose products some levels compute as such.
     pub fn is_bf16(&self) -> bool {
         self.dtypes() == [DType::Bf16; 2]
     }
 
-    /// The scale as a power of two, which bf16 can be multiplied by exactly, and the rest.
+    /// The scale as a power of two, which bf16 can be multiplied by exactly, or 0, and the rest.
     pub(crate) fn split_scale(&self) -> [f32; 2] {
-        let power = f32::from_bits(self.scale.to_bits() & 0x7f80_0000);
-        if power.is_normal() { [power, self.scale / power] } else { [1.0, self.scale] }
+        if self.scale == 0.0 {
+            return [0.0, 1.0];
+        }
+        let power = f32::from_bits(self.scale.to_bits() & 0x7f80_0000).max(f32::MIN_POSITIVE);
+        [power, self.scale / power]
     }
 
     /// The factor on `<q, k>` in use.

@@ -13,7 +13,7 @@ pub enum Part {
     Terms,
     /// Exp, sums and the new maximum.
     Softmax,
-    /// Weights times V, and rescaling what was summed before; in tiles also rounding the weights.
+    /// Weights times V, and rescaling what was summed before; of bf16 also rounding the weights.
     Values,
     /// Queries scaled and transposed, keys and values copied, widened or paired.
     Packing,

@@ -137,8 +137,19 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
         if count > 0 {
             let (token, products, statistics, unit) = (tokens.start, Products::MultiplyAdds, None, 1.0);
             let span_of_all = span.clone();
-            let stack =
-                Stack { call, b, hk, heads, token, span: span_of_all, part, products, unit, statistics, clock };
+            let stack = Stack {
+                call,
+                b,
+                hk,
+                heads,
+                token,
+                span: span_of_all,
+                part,
+                products,
+                unit,
+                statistics,
+                clock,
+            };
             let mut few = Few {
                 call,
                 b,

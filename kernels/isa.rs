@@ -1,13 +1,15 @@
 //! What a level adds to pulp: the few operations that pulp lacks.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::has_f16c;
+pub(crate) use avx2::has_f16c;
 
 use half::{bf16, f16};
 

@@ -43,16 +43,14 @@ impl Level {
         Level::Amx,
     ];
 
-    /// The best level of this processor. Where it has tiles that the system does not let us use, that is not
-    /// [`Level::Avx512Bf16`], for these processors (Emerald Rapids was measured) do half as much in dots as in
-    /// multiply-adds; others (Zen 4) do twice as much.
+    /// The best level of this processor. Intel's is not [`Level::Avx512Bf16`]: measured, an Emerald Rapids does
+    /// half as much in dot products as in multiply-adds (and AMD's Zen 4 twice as much).
     pub fn detect() -> Self {
-        let mut levels: Vec<_> = Self::available().collect();
-        levels.retain(|&level| level != Level::Avx512Bf16 || !tiles::exist());
-        levels.pop().unwrap_or(Level::Scalar)
+        let good = |level: &Self| *level != Level::Avx512Bf16 || !is_intel();
+        Self::available().filter(good).last().unwrap_or(Level::Scalar)
     }
 
-    /// The levels of this processor, [`Level::Scalar`] first and the best one last.
+    /// The levels of this processor, in the order of [`Level::ALL`].
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|level| level.is_available())
     }
@@ -81,8 +79,7 @@ impl Level {
         }
     }
 
-    /// The level that computes in f32 what this one computes of bf16: itself, but for those that have products of
-    /// bf16.
+    /// This level without its products of bf16.
     pub fn exact(self) -> Self {
         match self {
             Level::Avx512Bf16 | Level::Amx => Level::Avx512,
@@ -185,6 +182,17 @@ fn has_dots() -> bool {
     return std::arch::is_aarch64_feature_detected!("bf16");
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     return false;
+}
+
+/// Whether the processor is Intel's.
+fn is_intel() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let id = core::arch::x86_64::__cpuid(0);
+        [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 // A module for each level, as the compiler works side by side on what comes from different modules: with one

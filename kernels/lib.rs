@@ -25,7 +25,7 @@
 //! | `received.rs` | what each key receives from all rows |
 //! | `divergence.rs` | how far two rows of weights are apart |
 //! | `tile.rs` | the register tile: the inner loop of both products |
-//! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles, and what they read |
+//! | `tiles.rs`, `pairs.rs` | products of bf16 in AMX tiles; pairs of bf16, for them and for dot products |
 //! | `terms.rs` | cap, slopes, bias, mask and visibility on a block of scores |
 //! | `extra.rs` | bias and mask of a block, transposed to lie beside the scores |
 //! | `exp.rs` | exp, powers of 4, ln and tanh |

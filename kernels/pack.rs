@@ -18,7 +18,7 @@ pub(crate) const MAX_ROWS: usize = 64;
 
 /// Starts of the column blocks that cover `0..n`, the last one overlapping; none if a vector does not fit.
 #[inline(always)]
-fn blocks(n: usize, lanes: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn blocks(n: usize, lanes: usize) -> impl Iterator<Item = usize> {
     let count = if n < lanes { 0 } else { n.div_ceil(lanes) };
     (0..count).map(move |i| (i * lanes).min(n - lanes))
 }

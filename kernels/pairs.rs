@@ -1,5 +1,5 @@
-//! bf16 in pairs, as products in tiles take their right operand: two terms that follow each other in one
-//! lane.
+//! bf16 in pairs, two terms that follow each other in one lane: what dot products take, and tiles as their
+//! right operand.
 
 use core::ops::Range;
 
@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::element::{Load, Store};
 use crate::isa::Isa;
-use crate::pack::MAX_ROWS;
+use crate::pack::{MAX_ROWS, blocks};
 use crate::prefill::KEYS;
 use crate::tensor::Tensor;
 
@@ -25,13 +25,6 @@ fn pair<I: Isa>(isa: I, first: I::f32s, second: I::f32s) -> I::f32s {
 fn rounded<I: Isa>(isa: I, x: I::f32s) -> I::f32s {
     let spread = isa.mul_f32s(x, isa.splat_f32s(65537.0));
     isa.sub_f32s(spread, isa.sub_f32s(spread, x))
-}
-
-/// Where vectors begin that together cover `0..n`, which is no less than one of them: the last one may cover
-/// again what the one before it did.
-#[inline(always)]
-fn overlapping(n: usize, lanes: usize) -> impl Iterator<Item = usize> {
-    (0..n).step_by(lanes).map(move |start| start.min(n - lanes))
 }
 
 /// Packs queries: lane `i` of `packed[c]` is features `2c` and `2c + 1` of row `i` times `factor`, a power of
@@ -54,7 +47,7 @@ pub(crate) unsafe fn pack<I: Isa, const NQ: usize>(
         if q.is_dense() && d == 2 * pairs && pairs >= lanes {
             let scale = isa.splat_f32s(factor);
             for n in 0..NQ {
-                for c in overlapping(pairs, lanes) {
+                for c in blocks(pairs, lanes) {
                     let mut square = isa.square();
                     for (x, row) in square.as_mut().iter_mut().zip(&rows[n * lanes..]) {
                         *x = f32::load(isa, row.cast::<f32>().wrapping_add(c));
@@ -170,7 +163,7 @@ pub(crate) unsafe fn pair_values<I: Isa>(
         for p in (keys.start - start) / 2..(keys.end - start).div_ceil(2) {
             let (both, to) = ([rows[2 * p], rows[2 * p + 1]], to.add(p * dv));
             if v.is_dense() && dv >= lanes {
-                for c in overlapping(dv, lanes) {
+                for c in blocks(dv, lanes) {
                     let [first, second] = both.map(|row| load(isa, row, c));
                     f32::store(isa, to.add(c).cast(), pair(isa, first, second));
                 }

@@ -170,7 +170,7 @@ impl Op for Prefill<'_, '_> {
                             shown = keys.clone().fold(0, sees);
                         }
                         let (to_k, to_v) = (kc.as_mut_ptr(), vc.as_mut_ptr());
-                        if products == Products::Tiles || copy_k {
+                        if copy_k {
                             pairs::keys(&call.k, head, &keys, width_k, to_k.cast());
                         }
                         if products == Products::Tiles {

@@ -41,7 +41,7 @@ pub(crate) struct Scores<'a, I: Isa, const NQ: usize, const DOTS: bool> {
     pub qt: *const I::f32s,
     pub st: *mut I::f32s,
     pub max: [I::f32s; NQ],
-    /// What is left of the scale, for dots.
+    /// What is left of the scale, and the unit, for dots.
     pub factor: f32,
     /// Rows to ask for meanwhile.
     pub feed: Feed,

@@ -16,8 +16,7 @@ use crate::exp::LOG4_E;
 use crate::isa::Isa;
 use crate::level::Op;
 use crate::prefill::{KEYS, key_blocks, needs_copy, source};
-use crate::products::Products;
-use crate::products::{Source, divide, shift};
+use crate::products::{Products, Source, divide, shift};
 use crate::scratch::Scratch;
 use crate::tile::Lines;
 

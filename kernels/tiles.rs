@@ -71,24 +71,10 @@ impl Product {
     }
 }
 
-/// Whether the processor has them.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn exist() -> bool {
-    use core::arch::x86_64::{__cpuid, __cpuid_count};
-
-    const BF16: u32 = 1 << 22;
-    const TILES: u32 = 1 << 24;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (BF16 | TILES) == BF16 | TILES
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn exist() -> bool {
-    false
-}
-
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx {
     use core::arch::asm;
+    use core::arch::x86_64::{__cpuid, __cpuid_count};
     use std::sync::OnceLock;
 
     use super::{Product, SIDE, STEP};
@@ -97,7 +83,9 @@ mod amx {
     pub(crate) fn available() -> bool {
         static AVAILABLE: OnceLock<bool> = OnceLock::new();
         *AVAILABLE.get_or_init(|| {
-            if !super::exist() {
+            const BF16: u32 = 1 << 22;
+            const TILES: u32 = 1 << 24;
+            if __cpuid(0).eax < 7 || __cpuid_count(7, 0).edx & (BF16 | TILES) != BF16 | TILES {
                 return false;
             }
             // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA): the state is large, so Linux wants to be

@@ -53,7 +53,7 @@ const SEQUENTIAL: usize = 2_000_000;
 fn too_little(level: Level) -> usize {
     match level {
         Level::Scalar => SEQUENTIAL / 3,
-        Level::Amx | Level::Avx512Bf16 | Level::NeonBf16 => SEQUENTIAL * 2,
+        Level::Amx => SEQUENTIAL * 2,
         _ => SEQUENTIAL,
     }
 }

@@ -19,7 +19,7 @@ fn expected_level_is_detected() {
     }
 }
 
-/// What is computed is at the level that `HEADWISE_LEVEL` names, or at the best one: of bf16, as tiles are for
+/// What is computed is at the level that `HEADWISE_LEVEL` names, or at the best one: of bf16, as some are for
 /// nothing else.
 #[test]
 fn forced_level_is_used() -> Result<(), headwise::Error> {

@@ -93,9 +93,7 @@ fn products_of_bf16_are_for_bf16_in_haste() {
         let view = View::bhld(&x, [1, 1, 16, 4]).unwrap();
         Attention::new().level(level).precision(precision).plan(view, view, view).unwrap().kernel()
     }
-    for (level, exact) in
-        [(Level::Avx512Bf16, "avx512"), (Level::NeonBf16, "neon"), (Level::Amx, "avx512")]
-    {
+    for (level, exact) in [(Level::Avx512Bf16, "avx512"), (Level::NeonBf16, "neon"), (Level::Amx, "avx512")] {
         if !level.is_available() {
             println!("left out: {level}, which this processor or its system lacks");
             continue;
@@ -104,6 +102,84 @@ fn products_of_bf16_are_for_bf16_in_haste() {
         assert_eq!(kernel::<bf16>(level, Precision::Exact), format!("{exact}-bf16"));
         assert_eq!(kernel::<f16>(level, Precision::Fast), format!("{exact}-f16"));
         assert_eq!(kernel::<f32>(level, Precision::Fast), format!("{exact}-f32"));
+    }
+}
+
+/// In haste weights are rounded to bf16: that the products are such shows in the output.
+#[test]
+fn weights_are_rounded_in_haste() {
+    let [lq, lk, d] = [32, 100, 16];
+    let (q, k, v) = (fill::<bf16>(lq * d, 1), fill::<bf16>(lk * d, 2), fill::<bf16>(lk * d, 3));
+    for level in Level::available() {
+        let run = |precision| {
+            let mut out = vec![bf16::NAN; lq * d];
+            Attention::new()
+                .level(level)
+                .precision(precision)
+                .run(
+                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
+                    View::bhld(&k, [1, 1, lk, d]).unwrap(),
+                    View::bhld(&v, [1, 1, lk, d]).unwrap(),
+                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
+                )
+                .unwrap();
+            out
+        };
+        let same = run(Precision::Fast) == run(Precision::Exact);
+        assert_eq!(same, level == level.exact(), "{level}");
+    }
+}
+
+/// A pair, or a tile, holds keys that a block of rows does not see: NaN there must not reach rows that all see
+/// the same keys, as the heads of a large group do.
+#[test]
+fn values_do_not_leak_between_tokens_of_large_groups() {
+    let [lq, lk, d] = [4, 12, 16];
+    for group in [8, 16, 24, 40, 64, 71] {
+        let (q, k) = (fill::<bf16>(group * lq * d, 1), fill::<bf16>(lk * d, 2));
+        let terms = [
+            Terms { causal: true, position: Position::TopLeft, ..Terms::default() },
+            Terms { left: Some(1), right: Some(0), position: Position::At(1), ..Terms::default() },
+        ];
+        for (terms, key) in terms.iter().flat_map(|terms| (0..lk).map(move |key| (terms, key))) {
+            let mut v = fill::<bf16>(lk * d, 3);
+            v[key * d..][..d].fill(bf16::NAN);
+            let q = View::bhld(&q, [1, group, lq, d]).unwrap();
+            let k = View::bhld(&k, [1, 1, lk, d]).unwrap();
+            let v = View::bhld(&v, [1, 1, lk, d]).unwrap();
+            let want = reference::attention(q, k, v, terms).unwrap().out;
+            for level in Level::available() {
+                let mut out = vec![bf16::ZERO; group * lq * d];
+                let to = ViewMut::bhld(&mut out, [1, group, lq, d]).unwrap();
+                Attention::with_terms(*terms).level(level).run(q, k, v, to).unwrap();
+                let differ = out.iter().zip(&want).position(|(got, want)| got.is_nan() != want.is_nan());
+                assert_eq!(differ, None, "{level}: group {group}, NaN in value {key}, {terms:?}");
+            }
+        }
+    }
+}
+
+/// Products that overflow until they are scaled, by 0 or by very little.
+#[test]
+fn scales_next_to_nothing() {
+    let (lq, d) = (20, 16);
+    let (q, k) = (vec![bf16::from_f32(1e25); lq * d], vec![bf16::from_f32(1e25); 2 * d]);
+    let v: Vec<bf16> = (0..2 * d).map(|at| bf16::from_f32(if at < d { 1.0 } else { 3.0 })).collect();
+    for scale in [0.0, -0.0, 1e-40, -1e-39, f32::MIN_POSITIVE] {
+        for level in Level::available() {
+            let mut out = vec![bf16::NAN; lq * d];
+            Attention::new()
+                .scale(scale)
+                .level(level)
+                .run(
+                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
+                    View::bhld(&k, [1, 1, 2, d]).unwrap(),
+                    View::bhld(&v, [1, 1, 2, d]).unwrap(),
+                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
+                )
+                .unwrap();
+            assert!(out.iter().all(|x| x.to_f32() == 2.0), "{level}, scale {scale:e}: {out:?}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - Peak: multiply-adds in registers for 0.3 ms on all of the job's threads, at the clock that the job runs at:
-//!   of f32, or dot products where the kernel computes in those (bf16 at levels `avx512bf16` and `neonbf16`);
+//!   of f32, or dot products where the kernel computes in those (prefill of bf16 at levels `avx512bf16` and `neonbf16`);
 //!   products in tiles (level `amx`) can exceed it. `peak_percent` is of the mean of the two, round by round.
 //! - Reads, for shapes with few queries: K and V from end to end by as many threads, over and over as the
 //!   calls do, with and without prefetching. `read_percent` is of the faster way, round by round.
@@ -293,15 +293,16 @@ impl Job {
             if self.estimate < LONG {
                 self.run(case, level, baseline)?; // caches and page tables as in steady use
             }
-            let before = machine.burst(self.level, self.threads)?;
+            let few = case.shape().is_reading();
+            let before = machine.burst(self.level, self.threads, few)?;
             let seconds = repeated(|| {
                 let start = Instant::now();
                 self.run(case, level, baseline)?;
                 Ok(start.elapsed().as_secs_f64())
             })?;
-            let peak = (before + machine.burst(self.level, self.threads)?) / 2.0;
+            let peak = (before + machine.burst(self.level, self.threads, few)?) / 2.0;
             let mut read = f64::NAN;
-            if case.shape().is_reading() {
+            if few {
                 read = threads.read(case.kv())?;
             }
             Ok(Sample { seconds, peak, read })

@@ -291,9 +291,9 @@ impl Case {
             dtype => (largest(dtype), 1.0),
         };
         let limit = |x: f32, most: f32| if x.is_finite() { x.clamp(-most, most) } else { x };
-        // Tiles take subnormal numbers for 0, which shows where they meet huge ones.
-        let tiled = self.dtypes == [DType::Bf16; 2];
-        let normal = |x: f32| if tiled && x.abs() < f32::MIN_POSITIVE { 0.0 } else { x };
+        // Products of bf16 take subnormal numbers for 0, which shows where they meet huge ones.
+        let paired = self.dtypes == [DType::Bf16; 2];
+        let normal = |x: f32| if paired && x.abs() < f32::MIN_POSITIVE { 0.0 } else { x };
         let q = self.q.map(|x| T::from_f32(normal(limit(x, largest(T::DTYPE)))));
         let [k, v] = [&self.k, &self.v].map(|x| x.map(|x| C::from_f32(normal(limit(x * factor, most)))));
         let (mut view_k, mut view_v) = (k.view(), v.view());

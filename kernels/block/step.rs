@@ -73,7 +73,8 @@ impl Stack<'_> {
                         Values::<I, NQ, true> { isa, n, dv, v, st, ot, correction, fresh, feed, added };
                     tile::cover::<MR>(dv, &mut values);
                 }
-                Products::Dots | Products::Tiles => {
+                Products::Dots => unreachable!("dots are for levels that have them"),
+                Products::Tiles => {
                     Feed::new(span.ahead[1], dv, n, MR).all(isa);
                     self.tile_values::<I, NQ>(isa, span, used, buffers, correction, fresh);
                 }

@@ -8,21 +8,9 @@ use super::{Buffers, Span, Stack};
 use crate::isa::Isa;
 use crate::pairs;
 use crate::prefill::KEYS;
-use crate::products::Products;
 use crate::tiles::{self, Product};
 
 impl Stack<'_> {
-    /// Where the scores of some keys begin in `st`: in tiles a key has its place among the keys of a block, for
-    /// dots in a pair, so that the sums do not depend on which of them a block of rows sees.
-    #[inline(always)]
-    pub(super) fn first_score(&self, seen: &Range<usize>) -> usize {
-        match self.products {
-            Products::MultiplyAdds => 0,
-            Products::Dots => seen.start % 2,
-            Products::Tiles => seen.start % KEYS,
-        }
-    }
-
     /// Scores of the block of keys, without the scale's fraction, for the rows up to the last one `seen`.
     ///
     /// # Safety

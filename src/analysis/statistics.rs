@@ -225,8 +225,8 @@ impl<'a> Attention<'a> {
     /// As [`Attention::run`], and returns what the heads did: see [`crate::analysis`]. It takes 1.05 to 1.1
     /// times as long as [`Attention::run`] at 2048 tokens, 1.2 times at 128 (D = 64) and 1.4 times at 64 (D =
     /// 32), where the end of a row counts (AVX-512; the bench `statistics` measures it). It is the prefill
-    /// kernel in f32 at every level: few query rows, which would go to the kernel for decoding, and bf16 in
-    /// tiles come out rounded a little differently.
+    /// kernel in f32 at every level: few query rows, which would go to the kernel for decoding, and bf16
+    /// multiplied as such come out rounded a little differently.
     ///
     /// # Errors
     /// As [`Attention::run`]; [`Error::Length`] if the special keys are not `B * Lk`.

@@ -101,13 +101,13 @@ impl Machine {
         Ok(())
     }
 
-    /// GFLOP/s at this moment, from [`BURST_SECONDS`] of what products of the inputs are made of; `level` and
-    /// `threads` are indices.
-    pub fn burst(&self, level: usize, threads: usize) -> Result<f64, Failure> {
+    /// GFLOP/s at this moment, from [`BURST_SECONDS`] of what products of the inputs are made of, with few query
+    /// rows or many; `level` and `threads` are indices.
+    pub fn burst(&self, level: usize, threads: usize, few: bool) -> Result<f64, Failure> {
         let (threads, level, steps) = (&self.threads[threads], self.levels[level], self.steps[level]);
         let short = |steps: usize| (steps as f64 * BURST_SECONDS / PEAK_SECONDS) as usize + 1;
         match self.dots {
-            Some((dots, steps)) if dots == level && self.dtype == DType::Bf16 => {
+            Some((dots, steps)) if dots == level && self.dtype == DType::Bf16 && !few => {
                 threads.dot_products(level, short(steps))
             }
             _ => threads.multiply_adds(level, short(steps)),

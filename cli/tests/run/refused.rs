@@ -113,7 +113,11 @@ fn wrong_options_are_refused() {
             "not available",
         ),
         (
-            if cfg!(target_arch = "x86_64") { r#"{"level": "neonbf16"}"# } else { r#"{"level": "avx512bf16"}"# },
+            if cfg!(target_arch = "x86_64") {
+                r#"{"level": "neonbf16"}"#
+            } else {
+                r#"{"level": "avx512bf16"}"#
+            },
             "not available",
         ),
         (r#"{"precision": "fast"}"#, "\"fast\" is for BF16 tensors"),
