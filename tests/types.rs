@@ -28,6 +28,16 @@ impl Half for bf16 {
     const LEAST: i32 = -133;
 }
 
+/// One head: `lq` queries and some keys and values.
+fn attend<T: Element>(attention: Attention<'_>, q: &[T], k: &[T], v: &[T], lq: usize, lk: usize) -> Vec<T> {
+    let (d, dv) = (q.len() / lq, v.len() / lk);
+    let mut out = vec![T::from_f32(f32::NAN); lq * dv];
+    let (q, k) = (View::bhld(q, [1, 1, lq, d]).unwrap(), View::bhld(k, [1, 1, lk, d]).unwrap());
+    let v = View::bhld(v, [1, 1, lk, dv]).unwrap();
+    attention.run(q, k, v, ViewMut::bhld(&mut out, [1, 1, lq, dv]).unwrap()).unwrap();
+    out
+}
+
 fn every_pair_of_lengths<T: Half>(precision: Precision) {
     let lengths = [0, 1, 2, 15, 17, 33, 64, 65, 130, 257];
     let mut turn = 0;
@@ -111,20 +121,7 @@ fn weights_are_rounded_in_haste() {
     let [lq, lk, d] = [32, 100, 16];
     let (q, k, v) = (fill::<bf16>(lq * d, 1), fill::<bf16>(lk * d, 2), fill::<bf16>(lk * d, 3));
     for level in Level::available() {
-        let run = |precision| {
-            let mut out = vec![bf16::NAN; lq * d];
-            Attention::new()
-                .level(level)
-                .precision(precision)
-                .run(
-                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
-                    View::bhld(&k, [1, 1, lk, d]).unwrap(),
-                    View::bhld(&v, [1, 1, lk, d]).unwrap(),
-                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
-                )
-                .unwrap();
-            out
-        };
+        let run = |precision| attend(Attention::new().level(level).precision(precision), &q, &k, &v, lq, lk);
         let same = run(Precision::Fast) == run(Precision::Exact);
         assert_eq!(same, level == level.exact(), "{level}");
     }
@@ -167,17 +164,7 @@ fn scales_next_to_nothing() {
     let v: Vec<bf16> = (0..2 * d).map(|at| bf16::from_f32(if at < d { 1.0 } else { 3.0 })).collect();
     for scale in [0.0, -0.0, 1e-40, -1e-39, f32::MIN_POSITIVE] {
         for level in Level::available() {
-            let mut out = vec![bf16::NAN; lq * d];
-            Attention::new()
-                .scale(scale)
-                .level(level)
-                .run(
-                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
-                    View::bhld(&k, [1, 1, 2, d]).unwrap(),
-                    View::bhld(&v, [1, 1, 2, d]).unwrap(),
-                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
-                )
-                .unwrap();
+            let out = attend(Attention::new().scale(scale).level(level), &q, &k, &v, lq, 2);
             assert!(out.iter().all(|x| x.to_f32() == 2.0), "{level}, scale {scale:e}: {out:?}");
         }
     }
@@ -211,16 +198,7 @@ fn values_survive<T: Element>(values: &[T], lq: usize, same: impl Fn(T, T) -> bo
     let (q, k) = (vec![T::default(); lq], [T::default()]);
     for level in Level::available() {
         for (chunk, values) in values.chunks(1024).enumerate() {
-            let mut out = vec![T::default(); lq * values.len()];
-            Attention::new()
-                .level(level)
-                .run(
-                    View::bhld(&q, [1, 1, lq, 1]).unwrap(),
-                    View::bhld(&k, [1, 1, 1, 1]).unwrap(),
-                    View::bhld(values, [1, 1, 1, values.len()]).unwrap(),
-                    ViewMut::bhld(&mut out, [1, 1, lq, values.len()]).unwrap(),
-                )
-                .unwrap();
+            let out = attend(Attention::new().level(level), &q, &k, values, lq, 1);
             for (at, &got) in out.iter().enumerate() {
                 let want = values[at % values.len()];
                 // Products of bf16 take subnormal numbers for 0.
@@ -254,16 +232,7 @@ fn halves_go_to_even<T: Element>(from_bits: impl Fn(u16) -> T, to_bits: impl Fn(
     for lq in [1, 20] {
         let (q, k) = (vec![T::default(); lq], [T::default(); 2]);
         for level in Level::available() {
-            let mut out = vec![T::default(); lq * 100];
-            Attention::new()
-                .level(level)
-                .run(
-                    View::bhld(&q, [1, 1, lq, 1]).unwrap(),
-                    View::bhld(&k, [1, 1, 2, 1]).unwrap(),
-                    View::bhld(&v, [1, 1, 2, 100]).unwrap(),
-                    ViewMut::bhld(&mut out, [1, 1, lq, 100]).unwrap(),
-                )
-                .unwrap();
+            let out = attend(Attention::new().level(level), &q, &k, &v, lq, 2);
             for (at, &got) in out.iter().enumerate() {
                 let even = (bits[at % 100] + 1) & !1;
                 assert_eq!(to_bits(got), even, "{level}-{}: {got:?}", T::DTYPE);
@@ -285,16 +254,7 @@ fn long_sums_lose_nothing() {
     for lq in [1, 16] {
         let (q, k, v) = (vec![f16::ZERO; lq * d], vec![f16::ONE; lk * d], vec![f16::ONE; lk * d]);
         for level in Level::available() {
-            let mut out = vec![f16::NAN; lq * d];
-            Attention::new()
-                .level(level)
-                .run(
-                    View::bhld(&q, [1, 1, lq, d]).unwrap(),
-                    View::bhld(&k, [1, 1, lk, d]).unwrap(),
-                    View::bhld(&v, [1, 1, lk, d]).unwrap(),
-                    ViewMut::bhld(&mut out, [1, 1, lq, d]).unwrap(),
-                )
-                .unwrap();
+            let out = attend(Attention::new().level(level), &q, &k, &v, lq, lk);
             assert_eq!(out, vec![f16::ONE; lq * d], "{level}");
         }
     }
