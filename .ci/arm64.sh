@@ -17,7 +17,7 @@ emulated() {
   run_tests CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" \
     EXPECT_LEVEL="$level" CASES="$cases" cargo test -q --target $triple -p headwise "$@"
 }
-emulated max neonbf16 150 --test "$LEVEL_TESTS" --test types
+emulated max neonbf16 100 --test "$LEVEL_TESTS" --test types
 emulated cortex-a72 neon 40 --test "$LEVEL_TESTS"   # plain Armv8.0, without fp16, dotprod and bf16: SIGILL if one leaks out of its dispatch
 
 debian_clippy $triple --target-dir "$CARGO_TARGET_DIR/clippy" -p headwise-kernels -p headwise --all-targets
