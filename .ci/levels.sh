@@ -38,7 +38,7 @@ done
 
 export CASES=150
 for level in "${native[@]}"; do
-  # Two slow tests go through all levels by themselves, whatever is forced.
+  # Not the slow tests that go through all levels by themselves, whatever is forced.
   tests=(--lib --tests -- --skip every_pair_of_lengths --skip within_the_error_budget)
   case $best-$level in
     "$level-$level") tests=(--test "$LEVEL_TESTS") ;;                         # test.sh has all tests at the best level

@@ -343,19 +343,19 @@ impl Stack<'_> {
                 self.clock.lap(Part::Terms);
             }
             let (d, factor) = (self.widths()[0], call.split_scale()[1] * self.unit);
-            let (qt, max, added_now) = (buffers.qt, [isa.splat_f32s(f32::NEG_INFINITY); NQ], added.as_ref());
+            let (qt, max) = (buffers.qt, [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
+            let added = added.as_ref();
             let max = match self.products {
                 Products::MultiplyAdds => {
                     let feed = Feed::new(span.ahead[0], n, d, MR);
                     let mut scores =
-                        Scores::<I, NQ, false> { isa, n, d, k, qt, st, max, factor, feed, added: added_now };
+                        Scores::<I, NQ, false> { isa, n, d, k, qt, st, max, factor, feed, added };
                     tile::cover::<MR>(n, &mut scores);
                     scores.max
                 }
                 Products::Dots if I::DOTS => {
                     let (d, feed) = (d / 2, Feed::new(span.ahead[0], n, d / 2, MR));
-                    let mut scores =
-                        Scores::<I, NQ, true> { isa, n, d, k, qt, st, max, factor, feed, added: added_now };
+                    let mut scores = Scores::<I, NQ, true> { isa, n, d, k, qt, st, max, factor, feed, added };
                     tile::cover::<MR>(n, &mut scores);
                     scores.max
                 }
@@ -367,7 +367,7 @@ impl Stack<'_> {
                 }
             };
             self.clock.lap(Part::Scores);
-            let plus = added.as_ref().filter(|added| added.seen == Seen::Some);
+            let plus = added.filter(|added| added.seen == Seen::Some);
             if !(edge || plus.is_some() || terms.softcap.is_some() || terms.slopes.is_some()) {
                 return Some((seen, max));
             }

@@ -2,6 +2,8 @@
 
 use core::fmt;
 use core::str::FromStr;
+#[cfg(target_arch = "x86_64")]
+use std::sync::OnceLock;
 
 use pulp::NullaryFnOnce;
 
@@ -188,8 +190,12 @@ fn has_dots() -> bool {
 fn is_intel() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        let id = core::arch::x86_64::__cpuid(0);
-        [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+        // Asked once: a virtual machine may take microseconds to answer.
+        static INTEL: OnceLock<bool> = OnceLock::new();
+        *INTEL.get_or_init(|| {
+            let id = core::arch::x86_64::__cpuid(0);
+            [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+        })
     }
     #[cfg(not(target_arch = "x86_64"))]
     false
