@@ -80,13 +80,15 @@ fn measure(level: Level, d: usize, rows: usize, threads: usize) {
     });
     let percent = |t: f64| 100.0 * work / t / (flops / peak) / threads as f64;
     println!(
-        "{d:>6} {rows:>6} {threads:>7} | {:>9.1} {:>5.1}% {:>5.1}%  of read {:>5.1}%  f16 {:>4.2}x bf16 {:>4.2}x",
+        "{d:>6} {rows:>6} {threads:>7} | {:>9.1} {:>5.1}% {:>5.1}%  of read {:>5.1}%  f16 {:>4.2}x {:>5.1}%  bf16 {:>4.2}x {:>5.1}%",
         ours * 1e6,
         percent(ours),
         percent(gemm),
         100.0 * reading / ours,
         ours / half,
-        ours / brain
+        50.0 * reading / half,
+        ours / brain,
+        50.0 * reading / brain
     );
 }
 

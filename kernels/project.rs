@@ -7,7 +7,8 @@
 //! Why it is fast: the product is a register tile of some rows times 64 outputs. Every weight vector is used
 //! for all rows of the tile, every element of X is one scalar, broadcast from where it lies. The weights are
 //! packed in the order of use when they are loaded, so a call packs nothing: few rows cost no more than
-//! reading the weights once, which are asked for some KiB ahead; many rows run at the multiply-add limit.
+//! reading the weights once, which are asked for some KiB ahead (in half precision half as many bytes); many
+//! rows run at the multiply-add limit.
 //!
 //! The bits of a row depend on where the inputs are cut (multiples of `STEPS`) and on nothing else: neither
 //! on the rows beside it nor on the number of threads.
@@ -21,7 +22,7 @@ use crate::level::Op;
 use crate::view::count;
 use crate::{Error, Level, Scratch};
 use part::Part;
-use weights::PANEL;
+use weights::{Chunk, PANEL, widen};
 
 pub use activate::Activation;
 pub use weights::{Weight, WeightLayout, Weights};
@@ -36,6 +37,12 @@ const STEPS: usize = 256;
 
 /// Rows of a task: their part of X stays in the second-level cache beside the weights.
 const ROWS: usize = 192;
+
+/// Rows up to which weights in half precision are widened in registers, for each tile anew: while few rows
+/// wait for the memory that costs nothing, and one row of 2048 x 2048 takes 0.45 of its time in f32. With more
+/// rows they are widened once for all tiles, into the second-level cache (the bench `projection`: equal from
+/// 24 rows on at 2048 x 2048, from 16 on at 384 x 384).
+const DIRECT: usize = 24;
 
 /// What is done with a projection's result.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -184,15 +191,15 @@ impl Op for Task<'_, '_> {
         let mut at = 0;
         loop {
             let steps = STEPS.min(inputs - at);
-            let (w, behind, size) = weights.chunk(panel, at, steps).widen(isa, room);
+            let chunk = weights.chunk(panel, at, steps);
+            let (behind, bytes) = chunk.behind();
             let part = Part {
                 isa,
                 steps,
                 x: job.x.as_ptr().wrapping_add(first * inputs + at),
                 x_row: inputs,
-                w,
                 behind,
-                size,
+                bytes,
                 out: job.out.wrapping_add(first * outputs + column),
                 out_row: outputs,
                 columns: PANEL.min(outputs - column),
@@ -210,7 +217,15 @@ impl Op for Task<'_, '_> {
             };
             // SAFETY: the rows and columns lie inside X and the output, whose part is this task's alone; the
             // panel holds `steps` times 64 weights.
-            unsafe { part.rows::<NQ, MR>(rows) };
+            unsafe {
+                match chunk {
+                    Chunk::F32(w) => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
+                    Chunk::F16(w) if rows <= DIRECT => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
+                    Chunk::Bf16(w) if rows <= DIRECT => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
+                    Chunk::F16(w) => part.rows::<_, NQ, MR>(widen(isa, w, room).as_ptr(), rows),
+                    Chunk::Bf16(w) => part.rows::<_, NQ, MR>(widen(isa, w, room).as_ptr(), rows),
+                }
+            };
             at += steps;
             if at == inputs {
                 break;

@@ -3,19 +3,20 @@
 
 use super::activate::{Activation, activate};
 use super::weights::PANEL;
+use crate::element::Element;
 use crate::isa::Isa;
 
 /// Steps of a tile after which to ask for more weights and for the next tile's rows: without it 512 rows of
 /// 2048 x 2048 reach 69 % of the peak, with it 83 %, and 8 rows 68 % and 88 % of the read rate.
 const PACE: usize = 4;
 
-/// Floats of a cache line.
-const LINE: usize = 64 / size_of::<f32>();
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Asks for the weights that come next in memory, for the second-level cache, evenly while all tiles of some
 /// rows run over those before: what comes from memory comes while there is something to compute.
 struct Ahead {
-    at: *const f32,
+    at: *const u8,
     left: usize,
     pace: usize,
 }
@@ -23,7 +24,7 @@ struct Ahead {
 impl Ahead {
     /// The share in the `lines` at `next` of tile `tile` of `tiles`, with `steps` steps each.
     #[inline(always)]
-    fn new(next: *const f32, lines: usize, steps: usize, [tile, tiles]: [usize; 2]) -> Self {
+    fn new(next: *const u8, lines: usize, steps: usize, [tile, tiles]: [usize; 2]) -> Self {
         let (start, end) = (tile * lines / tiles, (tile + 1) * lines / tiles);
         let left = end - start;
         Self { at: next.wrapping_add(start * LINE), left, pace: left.div_ceil((steps / PACE).max(1)) }
@@ -32,7 +33,7 @@ impl Ahead {
     #[inline(always)]
     fn step<I: Isa>(&mut self, isa: I) {
         for _ in 0..self.pace.min(self.left) {
-            isa.prefetch(self.at.cast());
+            isa.prefetch(self.at);
             self.at = self.at.wrapping_add(LINE);
             self.left -= 1;
         }
@@ -46,10 +47,9 @@ pub(super) struct Part<I> {
     pub steps: usize,
     pub x: *const f32,
     pub x_row: usize,
-    pub w: *const f32,
-    /// The weights that come next, and their size in f32.
-    pub behind: *const f32,
-    pub size: usize,
+    /// The weights that come next, and their bytes.
+    pub behind: *const u8,
+    pub bytes: usize,
     pub out: *mut f32,
     pub out_row: usize,
     pub columns: usize,
@@ -60,12 +60,13 @@ pub(super) struct Part<I> {
 }
 
 impl<I: Isa> Part<I> {
-    /// Cuts the rows in tiles of nearly the same height: low ones wait for their own sums.
+    /// All rows, times the weights at `w`. Cuts them in tiles of nearly the same height: low ones wait for
+    /// their own sums.
     ///
     /// # Safety
     /// As [`Part::tile`] for all rows.
     #[inline(always)]
-    pub unsafe fn rows<const NQ: usize, const MR: usize>(self, rows: usize) {
+    pub unsafe fn rows<W: Element, const NQ: usize, const MR: usize>(self, w: *const W, rows: usize) {
         const { assert!(MR <= 6, "the heights below") };
         let tiles = rows.div_ceil(MR);
         for tile in 0..tiles {
@@ -76,17 +77,17 @@ impl<I: Isa> Part<I> {
                 base: self.base.map(|base| base.wrapping_add(start * self.out_row)),
                 ..self
             };
-            let mut ahead = Ahead::new(self.behind, self.size / LINE, self.steps, [tile, tiles]);
+            let mut ahead = Ahead::new(self.behind, self.bytes / LINE, self.steps, [tile, tiles]);
             // SAFETY: the caller's.
             unsafe {
                 match end - start {
-                    1 if NQ * I::F32_LANES < PANEL => part.tile::<8, 1>(&mut ahead),
-                    1 => part.tile::<NQ, 1>(&mut ahead),
-                    2 => part.tile::<NQ, 2>(&mut ahead),
-                    3 => part.tile::<NQ, 3>(&mut ahead),
-                    4 => part.tile::<NQ, 4>(&mut ahead),
-                    5 => part.tile::<NQ, 5>(&mut ahead),
-                    _ => part.tile::<NQ, 6>(&mut ahead),
+                    1 if NQ * I::F32_LANES < PANEL => part.tile::<W, 8, 1>(w, &mut ahead),
+                    1 => part.tile::<W, NQ, 1>(w, &mut ahead),
+                    2 => part.tile::<W, NQ, 2>(w, &mut ahead),
+                    3 => part.tile::<W, NQ, 3>(w, &mut ahead),
+                    4 => part.tile::<W, NQ, 4>(w, &mut ahead),
+                    5 => part.tile::<W, NQ, 5>(w, &mut ahead),
+                    _ => part.tile::<W, NQ, 6>(w, &mut ahead),
                 }
             }
         }
@@ -98,12 +99,12 @@ impl<I: Isa> Part<I> {
     /// `M` rows of `steps` elements at `x`, `steps * 64` at `w`, `M` rows of `columns` at `out` and at
     /// `base`, and one at `bias`.
     #[inline(always)]
-    unsafe fn tile<const NQ: usize, const M: usize>(&self, ahead: &mut Ahead) {
+    unsafe fn tile<W: Element, const NQ: usize, const M: usize>(&self, w: *const W, ahead: &mut Ahead) {
         let wide = NQ * I::F32_LANES;
         for column in (0..self.columns).step_by(wide) {
             // SAFETY: the caller's.
             unsafe {
-                let mut acc = self.product::<NQ, M>(self.w.wrapping_add(column), ahead);
+                let mut acc = self.product::<W, NQ, M>(w.wrapping_add(column), ahead);
                 for (m, acc) in acc.iter_mut().enumerate() {
                     self.finish(m, column, acc);
                 }
@@ -116,9 +117,9 @@ impl<I: Isa> Part<I> {
     /// # Safety
     /// As [`Part::tile`].
     #[inline(always)]
-    unsafe fn product<const NQ: usize, const M: usize>(
+    unsafe fn product<W: Element, const NQ: usize, const M: usize>(
         &self,
-        w: *const f32,
+        w: *const W,
         ahead: &mut Ahead,
     ) -> [[I::f32s; NQ]; M] {
         let isa = self.isa;
@@ -148,15 +149,16 @@ impl<I: Isa> Part<I> {
     /// # Safety
     /// They must be readable.
     #[inline(always)]
-    unsafe fn step<const NQ: usize, const M: usize>(
+    unsafe fn step<W: Element, const NQ: usize, const M: usize>(
         &self,
-        (x, w): &mut (*const f32, *const f32),
+        (x, w): &mut (*const f32, *const W),
         acc: &mut [[I::f32s; NQ]; M],
     ) {
         let isa = self.isa;
         // SAFETY: the caller's.
         unsafe {
-            let vectors = w.cast::<[I::f32s; NQ]>().read_unaligned();
+            let vectors: [I::f32s; NQ] =
+                core::array::from_fn(|n| W::load(isa, w.wrapping_add(n * I::F32_LANES)));
             for (m, acc) in acc.iter_mut().enumerate() {
                 let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
                 for (acc, vector) in acc.iter_mut().zip(vectors) {

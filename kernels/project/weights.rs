@@ -61,7 +61,7 @@ pub(crate) enum Panels {
 
 /// A matrix of weights `[in, out]`, packed in panels `[out / 64][in][64]` (the last one filled up with
 /// zeros): what 64 outputs need lies in one stream, in the order in which it is used. Weights in half
-/// precision stay so, and are widened exactly, a block at a time, when they are used.
+/// precision stay so, and are widened exactly when they are used.
 #[derive(Debug, Clone)]
 pub struct Weights {
     inputs: usize,
@@ -77,27 +77,26 @@ pub(crate) enum Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// The weights as f32, where they are or widened into `room`, and what lies behind them in memory with
-    /// its size in f32.
+    /// What lies behind them in memory, and their bytes.
     #[inline(always)]
-    pub fn widen<I: Isa>(&self, isa: I, room: &mut [f32]) -> (*const f32, *const f32, usize) {
+    pub fn behind(&self) -> (*const u8, usize) {
         match self {
-            Chunk::F32(x) => (x.as_ptr(), x.as_ptr_range().end, x.len()),
-            Chunk::F16(x) => widen(isa, x, room),
-            Chunk::Bf16(x) => widen(isa, x, room),
+            Chunk::F32(x) => (x.as_ptr_range().end.cast(), size_of_val(*x)),
+            Chunk::F16(x) => (x.as_ptr_range().end.cast(), size_of_val(*x)),
+            Chunk::Bf16(x) => (x.as_ptr_range().end.cast(), size_of_val(*x)),
         }
     }
 }
 
-/// [`Chunk::widen`] for half precision.
+/// The weights widened into `room`.
 #[inline(always)]
-fn widen<I: Isa, T: Element>(isa: I, x: &[T], room: &mut [f32]) -> (*const f32, *const f32, usize) {
+pub(crate) fn widen<'r, I: Isa, T: Element>(isa: I, x: &[T], room: &'r mut [f32]) -> &'r [f32] {
     let room = &mut room[..x.len()];
     for (to, x) in room.chunks_exact_mut(I::F32_LANES).zip(x.chunks_exact(I::F32_LANES)) {
         // SAFETY: a vector of each. Chunks are whole panels, so nothing is left over.
         unsafe { f32::store(isa, to.as_mut_ptr(), T::load(isa, x.as_ptr())) };
     }
-    (room.as_ptr(), x.as_ptr_range().end.cast(), x.len() / 2)
+    room
 }
 
 impl Weights {
