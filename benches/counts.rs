@@ -12,7 +12,7 @@ fn main() {}
 #[cfg(target_os = "linux")]
 mod jobs {
     use half::{bf16, f16};
-    use headwise::layer::{Linear, Then, WeightLayout};
+    use headwise::layer::{Linear, Then, Weight, WeightLayout, Weights};
     use headwise::{
         Attention, CacheShape, Element, KvCache, Level, Run, Stage, Stored, Threads, View, ViewMut,
     };
@@ -138,13 +138,23 @@ mod jobs {
         decode::<i8>(level)
     }
 
-    pub fn projection(level: Level) -> Job {
-        let (rows, inputs, outputs) = (48, 256, 192);
-        let weights = fill::<f32>(inputs * outputs);
-        let linear = Linear::new(&weights, WeightLayout::OutIn, [inputs, outputs], None).expect("fits");
+    fn project<W: Weight>(level: Level, rows: usize) -> Job {
+        let (inputs, outputs) = (256, 192);
+        let weights = fill::<W>(inputs * outputs);
+        let weights = Weights::pack(&weights, WeightLayout::OutIn, inputs, outputs).expect("fits");
+        let linear = Linear::with_weights(weights, None).expect("fits");
         let (x, mut y) = (fill::<f32>(rows * inputs), vec![0.0; rows * outputs]);
         let run = Run { level: Some(level), threads: Threads::Calling };
         warm(move || linear.forward(&x, Then::Store, run, &mut y).expect("valgrind has this level"))
+    }
+
+    pub fn projection(level: Level) -> Job {
+        project::<f32>(level, 48)
+    }
+
+    /// One token.
+    pub fn projection_bf16(level: Level) -> Job {
+        project::<bf16>(level, 1)
     }
 }
 
@@ -170,6 +180,7 @@ mod counted {
     #[bench::decode_bf16(decode_bf16(Scalar))]
     #[bench::decode_i8(decode_i8(Scalar))]
     #[bench::projection(projection(Scalar))]
+    #[bench::projection_bf16(projection_bf16(Scalar))]
     fn scalar(mut job: Job) -> Job {
         job();
         job
@@ -190,6 +201,7 @@ mod counted {
     #[bench::decode_bf16(decode_bf16(Avx2))]
     #[bench::decode_i8(decode_i8(Avx2))]
     #[bench::projection(projection(Avx2))]
+    #[bench::projection_bf16(projection_bf16(Avx2))]
     fn avx2(mut job: Job) -> Job {
         job();
         job

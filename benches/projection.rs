@@ -1,6 +1,7 @@
 //! Projections `X [rows, d] * W [d, d]`: the share of the multiply-add peak, beside the `gemm` crate with W
 //! transposed once (`Yt = W Xt`, its best way: it packs W at every call); and for one row the share of the
-//! rate at which the weights can be read. Everything is timed in turns, in one run; medians.
+//! rate at which the weights can be read. For weights in half precision, how many times faster, and the share
+//! of the rate at which half of the bytes can be read. Everything is timed in turns, in one run; medians.
 //!
 //! `cargo bench --bench projection -- 2048` takes widths, then rows after a comma: `2048,1,8`.
 #![allow(unsafe_code, reason = "gemm takes pointers")]
@@ -80,7 +81,8 @@ fn measure(level: Level, d: usize, rows: usize, threads: usize) {
     });
     let percent = |t: f64| 100.0 * work / t / (flops / peak) / threads as f64;
     println!(
-        "{d:>6} {rows:>6} {threads:>7} | {:>9.1} {:>5.1}% {:>5.1}%  of read {:>5.1}%  f16 {:>4.2}x {:>5.1}%  bf16 {:>4.2}x {:>5.1}%",
+        "{d:>6} {rows:>6} {threads:>7} | {:>9.1} {:>5.1}% {:>5.1}%  of read {:>5.1}%  \
+         f16 {:>4.2}x {:>5.1}%  bf16 {:>4.2}x {:>5.1}%",
         ours * 1e6,
         percent(ours),
         percent(gemm),

@@ -41,7 +41,7 @@ const ROWS: usize = 192;
 /// Rows up to which weights in half precision are widened in registers, for each tile anew: while few rows
 /// wait for the memory that costs nothing, and one row of 2048 x 2048 takes 0.45 of its time in f32. With more
 /// rows they are widened once for all tiles, into the second-level cache (the bench `projection`: equal from
-/// 24 rows on at 2048 x 2048, from 16 on at 384 x 384).
+/// 24 rows on at 2048 x 2048, from 16 on at 384 x 384). Without vectors f16 take long to widen: once is enough.
 const DIRECT: usize = 24;
 
 /// What is done with a projection's result.
@@ -188,6 +188,7 @@ impl Op for Task<'_, '_> {
         let rows = ROWS.min(job.rows - first);
         let column = panel * PANEL;
         let room = scratch.floats(STEPS * PANEL);
+        let direct = rows <= if I::F32_LANES == 1 { MR } else { DIRECT };
         let mut at = 0;
         loop {
             let steps = STEPS.min(inputs - at);
@@ -220,8 +221,8 @@ impl Op for Task<'_, '_> {
             unsafe {
                 match chunk {
                     Chunk::F32(w) => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
-                    Chunk::F16(w) if rows <= DIRECT => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
-                    Chunk::Bf16(w) if rows <= DIRECT => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
+                    Chunk::F16(w) if direct => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
+                    Chunk::Bf16(w) if direct => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
                     Chunk::F16(w) => part.rows::<_, NQ, MR>(widen(isa, w, room).as_ptr(), rows),
                     Chunk::Bf16(w) => part.rows::<_, NQ, MR>(widen(isa, w, room).as_ptr(), rows),
                 }

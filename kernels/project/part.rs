@@ -157,8 +157,10 @@ impl<I: Isa> Part<I> {
         let isa = self.isa;
         // SAFETY: the caller's.
         unsafe {
-            let vectors: [I::f32s; NQ] =
-                core::array::from_fn(|n| W::load(isa, w.wrapping_add(n * I::F32_LANES)));
+            let mut vectors = [isa.splat_f32s(0.0); NQ];
+            for (n, vector) in vectors.iter_mut().enumerate() {
+                *vector = W::load(isa, w.wrapping_add(n * I::F32_LANES));
+            }
             for (m, acc) in acc.iter_mut().enumerate() {
                 let scalar = isa.splat_f32s(*x.wrapping_add(m * self.x_row));
                 for (acc, vector) in acc.iter_mut().zip(vectors) {
