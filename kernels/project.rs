@@ -39,7 +39,7 @@ const STEPS: usize = 256;
 const ROWS: usize = 192;
 
 /// Rows up to which weights in half precision are widened in registers, for each tile anew: while few rows
-/// wait for the memory that costs nothing, and one row of 2048 x 2048 takes 0.45 of its time in f32. With more
+/// wait for the memory that costs nothing, and one row of 2048 x 2048 takes 0.45 to 0.65 of its time in f32. With more
 /// rows they are widened once for all tiles, into the second-level cache (the bench `projection`: equal from
 /// 24 rows on at 2048 x 2048, from 16 on at 384 x 384). Without vectors f16 take long to widen: once is enough.
 const DIRECT: usize = 24;
