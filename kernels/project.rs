@@ -22,7 +22,7 @@ use crate::level::Op;
 use crate::view::count;
 use crate::{Error, Level, Scratch};
 use part::Part;
-use weights::{Chunk, PANEL, widen};
+use weights::{Chunk, PANEL};
 
 pub use activate::Activation;
 pub use weights::{Weight, WeightLayout, Weights};
@@ -39,9 +39,10 @@ const STEPS: usize = 256;
 const ROWS: usize = 192;
 
 /// Rows up to which weights in half precision are widened in registers, for each tile anew: while few rows
-/// wait for the memory that costs nothing, and one row of 2048 x 2048 takes 0.45 to 0.65 of its time in f32. With more
-/// rows they are widened once for all tiles, into the second-level cache (the bench `projection`: equal from
-/// 24 rows on at 2048 x 2048, from 16 on at 384 x 384). Without vectors f16 take long to widen: once is enough.
+/// wait for the memory that costs nothing, and one row of 2048 x 2048 takes 0.45 to 0.65 of its time in f32.
+/// With more rows they are widened once for all tiles, into the second-level cache (the bench `projection`:
+/// equal from 24 rows on at 2048 x 2048, from 16 on at 384 x 384). Without vectors f16 take long to widen: once
+/// is enough.
 const DIRECT: usize = 24;
 
 /// What is done with a projection's result.
@@ -220,13 +221,12 @@ impl Op for Task<'_, '_> {
             // panel holds `steps` times 64 weights.
             unsafe {
                 match chunk {
-                    Chunk::F32(w) => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
                     Chunk::F16(w) if direct => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
                     Chunk::Bf16(w) if direct => part.rows::<_, NQ, MR>(w.as_ptr(), rows),
-                    Chunk::F16(w) => part.rows::<_, NQ, MR>(widen(isa, w, room).as_ptr(), rows),
-                    Chunk::Bf16(w) => part.rows::<_, NQ, MR>(widen(isa, w, room).as_ptr(), rows),
+                    // One call for all that is f32: it is inlined.
+                    wide => part.rows::<_, NQ, MR>(wide.widen(isa, room).as_ptr(), rows),
                 }
-            };
+            }
             at += steps;
             if at == inputs {
                 break;

@@ -76,7 +76,7 @@ pub(crate) enum Chunk<'a> {
     Bf16(&'a [bf16]),
 }
 
-impl Chunk<'_> {
+impl<'a> Chunk<'a> {
     /// What lies behind them in memory, and their bytes.
     #[inline(always)]
     pub fn behind(&self) -> (*const u8, usize) {
@@ -86,11 +86,21 @@ impl Chunk<'_> {
             Chunk::Bf16(x) => (x.as_ptr_range().end.cast(), size_of_val(*x)),
         }
     }
+
+    /// The weights as f32: where they are, or widened into `room`.
+    #[inline(always)]
+    pub fn widen<I: Isa>(self, isa: I, room: &'a mut [f32]) -> &'a [f32] {
+        match self {
+            Chunk::F32(x) => x,
+            Chunk::F16(x) => widen(isa, x, room),
+            Chunk::Bf16(x) => widen(isa, x, room),
+        }
+    }
 }
 
-/// The weights widened into `room`.
+/// [`Chunk::widen`] for half precision.
 #[inline(always)]
-pub(crate) fn widen<'r, I: Isa, T: Element>(isa: I, x: &[T], room: &'r mut [f32]) -> &'r [f32] {
+fn widen<'r, I: Isa, T: Element>(isa: I, x: &[T], room: &'r mut [f32]) -> &'r [f32] {
     let room = &mut room[..x.len()];
     for (to, x) in room.chunks_exact_mut(I::F32_LANES).zip(x.chunks_exact(I::F32_LANES)) {
         // SAFETY: a vector of each. Chunks are whole panels, so nothing is left over.
