@@ -14,7 +14,7 @@ use crate::pack;
 use crate::pairs;
 use crate::prefill::KEYS;
 use crate::products::{Products, Scores, Source, scale};
-use crate::received::Columns;
+use crate::received::Kept;
 use crate::split::RowsMut;
 use crate::statistics::{self, Sink};
 use crate::terms::{self, Rows};
@@ -58,16 +58,18 @@ pub(crate) struct Block {
     pub hidden: bool,
     /// Bit `i`: row `i` had hidden pairs and came out not finite.
     pub leaked: u64,
+    /// It is computed once more, with zeros for what it does not see: nothing leaks.
+    pub again: bool,
 }
 
 impl Block {
     pub fn new(row: usize, count: usize) -> Self {
-        Self { row, count, fresh: true, hidden: false, leaked: 0 }
+        Self { row, count, fresh: true, hidden: false, leaked: 0, again: false }
     }
 }
 
 /// The buffers of one block: packed queries, transposed output, maximum and sum, sums for the statistics;
-/// and, shared by all blocks, the transposed scores.
+/// the transposed scores, shared by all blocks, or kept with what [`Kept`] says of them.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffers<V> {
     pub qt: *mut V,
@@ -75,6 +77,7 @@ pub(crate) struct Buffers<V> {
     pub ml: *mut V,
     pub st: *mut V,
     pub sums: *mut V,
+    pub kept: *mut Kept,
 }
 
 /// What to do with a block.
@@ -93,8 +96,6 @@ pub(crate) enum Goal<'a> {
     Step,
     /// To be written, at a stage; weights need maximum and sum from steps before.
     Write { stage: Stage, out: &'a RowsMut<'a> },
-    /// To be added, as weights, to what each key receives.
-    Receive(&'a Columns<'a>),
 }
 
 /// Some keys, and K and V from the first of them on.
@@ -190,7 +191,6 @@ impl Stack<'_> {
                         Goal::Write { stage, out } => {
                             self.write::<I, N>(isa, block, buffers, seen, stage, out)
                         }
-                        Goal::Receive(columns) => self.receive::<I, N>(isa, block, buffers, seen, columns),
                     }
                 }
             }

@@ -283,9 +283,14 @@ impl<'a> Call<'a> {
         start..end
     }
 
-    /// The query heads on a key/value head, but for those whose gate is 0: they are not computed.
-    pub(crate) fn open_heads(&self, hk: usize) -> impl Iterator<Item = usize> {
-        (hk * self.group..(hk + 1) * self.group).filter(|&head| !self.is_closed(head))
+    /// The query heads on a key/value head.
+    pub(crate) fn heads_of(&self, hk: usize) -> Range<usize> {
+        hk * self.group..(hk + 1) * self.group
+    }
+
+    /// Those of some query heads whose gate is not 0: the others are not computed.
+    pub(crate) fn open(&self, heads: Range<usize>) -> impl Iterator<Item = usize> {
+        heads.filter(|&head| !self.is_closed(head))
     }
 
     /// Whether the gate of a query head is 0.

@@ -120,7 +120,7 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, _, clock) = self.scratch.parts();
         heads.clear();
-        heads.extend(call.open_heads(hk));
+        heads.extend(call.open(call.heads_of(hk)));
         let lanes = I::F32_LANES;
         let count = heads.len() * call.q_len(b);
         debug_assert!(count <= MAX_ROWS);
@@ -201,7 +201,7 @@ impl<C: Stored> Op for Decode<'_, '_, C> {
                         let start = call.keys(next.b, next.token).start;
                         let rest = start..call.kv_len(next.b).min(start + chunk);
                         few.pointers(&call.k, next.b, next.hk, &rest, next_k);
-                        for head in next.hk * call.group..(next.hk + 1) * call.group {
+                        for head in call.heads_of(next.hk) {
                             for byte in (0..d * call.q.dtype.size()).step_by(64) {
                                 isa.prefetch(call.q.row(next.b, head, next.token).wrapping_add(byte));
                             }

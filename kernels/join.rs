@@ -50,7 +50,7 @@ pub(crate) unsafe fn add(
     more: *mut f32,
 ) {
     let dv = call.v.shape()[3];
-    for (head, token) in rows(call, hk, tokens) {
+    for (head, token) in rows(call.heads_of(hk), tokens) {
         if is_closed(call, b, head, token) {
             continue;
         }
@@ -85,7 +85,7 @@ pub(crate) unsafe fn write(
     out: &RowsMut<'_>,
 ) {
     let dv = call.v.shape()[3];
-    for (head, token) in rows(call, hk, tokens) {
+    for (head, token) in rows(call.heads_of(hk), tokens) {
         // SAFETY: the caller's; a record has Dv outputs.
         unsafe {
             if is_closed(call, b, head, token) {
@@ -111,8 +111,8 @@ pub(crate) unsafe fn zero(call: &Call<'_>, row: [usize; 3], out: &RowsMut<'_>) {
     // SAFETY: the caller's; statistics go with the row.
     unsafe {
         put(call, row, out, |_| 0.0, f32::NEG_INFINITY);
-        if let Some(sink) = out.statistics {
-            *sink.rows.add(call.row_index(row[0], row[1], row[2])) = RowStatistics::default();
+        if let Some(rows) = out.statistics.and_then(|sink| sink.rows) {
+            *rows.add(call.row_index(row[0], row[1], row[2])) = RowStatistics::default();
         }
     }
 }
@@ -155,8 +155,7 @@ unsafe fn put_features<T: Element>(row: *mut u8, stride: isize, dv: usize, featu
 }
 
 /// Head and token of the rows of some queries.
-pub(crate) fn rows(call: &Call<'_>, hk: usize, tokens: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
-    let heads = hk * call.group..(hk + 1) * call.group;
+pub(crate) fn rows(heads: Range<usize>, tokens: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     tokens.flat_map(move |token| heads.clone().map(move |head| (head, token)))
 }
 

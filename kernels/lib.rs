@@ -80,5 +80,5 @@ pub use project::{Activation, Projection, Projections, Then, Weight, WeightLayou
 pub use rows::{NormKind, Pairing, RowNorm, rotate};
 pub use scratch::Scratch;
 pub use split::{Kernel, Spans, Split, Tasks};
-pub use statistics::{Observe, RowStatistics};
+pub use statistics::{HeadSums, Observe, RowStatistics};
 pub use view::{View, ViewMut};

@@ -57,6 +57,7 @@ impl Op for Map<'_, '_> {
             ml: ml.as_mut_ptr().cast(),
             st: st.as_mut_ptr().cast(),
             sums: core::ptr::null_mut(),
+            kept: core::ptr::null_mut(),
         };
         for row in (0..rows).step_by(width) {
             let mut block = Block::new(row, width.min(rows - row));

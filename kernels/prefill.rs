@@ -37,6 +37,7 @@ use crate::join;
 use crate::level::Op;
 use crate::pack;
 use crate::products::{Products, Source};
+use crate::received::Columns;
 use crate::scratch::Scratch;
 use crate::split::Task;
 use crate::statistics::SUMS;
@@ -65,6 +66,9 @@ const NEAR: usize = 2048;
 /// Scratch for packed queries and outputs, in f32: with large heads fewer rows share a block of keys.
 const QUERY_SCRATCH: usize = 128 << 10;
 
+/// Scratch for weights that are kept, likewise.
+const KEPT_SCRATCH: usize = 256 << 10;
+
 /// Computes the rows of a task.
 pub(crate) struct Prefill<'t, 'a> {
     pub task: Task<'a>,
@@ -78,14 +82,14 @@ impl Op for Prefill<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Task { call, b, hk, tokens, keys: span, part, rows: out, after, .. } = self.task;
+        let Task { call, b, hk, heads: of_task, tokens, keys: span, part, rows: out, after, .. } = self.task;
         let (d, dv) = (call.q.shape()[3], call.v.shape()[3]);
         let (memory, heads, leaked, clock) = self.scratch.parts();
         let end = tokens.end.min(call.q_len(b)).max(tokens.start); // `tokens` lie inside the batch entry
         heads.clear();
-        heads.extend(call.open_heads(hk));
+        heads.extend(call.open(of_task.clone()));
         if part.is_null() && (end < tokens.end || call.terms.gates.is_some()) {
-            for (head, token) in join::rows(call, hk, tokens.clone()) {
+            for (head, token) in join::rows(of_task, tokens.clone()) {
                 if join::is_closed(call, b, head, token) {
                     // SAFETY: a row of this task.
                     unsafe { join::zero(call, [b, head, token], &out) };
@@ -93,11 +97,18 @@ impl Op for Prefill<'_, '_> {
             }
         }
         let (token, products, statistics, unit) = (tokens.start, self.products, out.statistics, LOG4_E);
-        let stack = Stack { call, b, hk, heads, token, span, part, products, unit, statistics, clock };
+        let mut stack = Stack { call, b, hk, heads, token, span, part, products, unit, statistics, clock };
         let rows = (end - tokens.start) * heads.len();
 
         let width = NQ * I::F32_LANES;
         let fitting = QUERY_SCRATCH / ((d + dv).max(1) * width);
+        let mut columns = match statistics {
+            Some(sink) if sink.received && rows > 0 => {
+                Columns::new(stack.keys(0).start..stack.keys(rows - 1).end, width)
+            }
+            _ => Columns::NONE,
+        };
+        let fitting = fitting.min(KEPT_SCRATCH / columns.kept().max(1));
         let blocks =
             (call.rows_of_a_task() / width).min(BLOCKS).min(fitting).min(rows.div_ceil(width)).max(1);
         let (mut copy_k, copy_v) = (needs_copy(&call.k, blocks), needs_copy(&call.v, blocks));
@@ -109,7 +120,7 @@ impl Op for Prefill<'_, '_> {
         }
         let paired = products != Products::MultiplyAdds;
         let q_rows = if paired { width_k / 2 } else { d };
-        let [qt, ot, ml, st, kc, vc, sums] = Scratch::take(
+        let [qt, ot, ml, st, kc, vc, sums, kept, received] = Scratch::take(
             memory,
             [
                 blocks * q_rows * width,
@@ -119,8 +130,15 @@ impl Op for Prefill<'_, '_> {
                 if paired { KEYS * width_k / 2 } else { KEYS * d },
                 if paired { KEYS * width_v / 2 } else { KEYS * dv },
                 if statistics.is_some() { blocks * SUMS * width } else { 0 },
+                blocks * columns.kept(),
+                columns.blocks * KEYS * I::F32_LANES,
             ],
         );
+        received.fill(0.0);
+        columns.sums = received.as_mut_ptr();
+        if let Some(sink) = &mut stack.statistics {
+            sink.columns = columns;
+        }
         if products == Products::Tiles {
             // SAFETY: only a level that has them asks for them.
             unsafe { tiles::begin() };
@@ -131,6 +149,7 @@ impl Op for Prefill<'_, '_> {
             ml: ml.as_mut_ptr().wrapping_add(block * 2 * width).cast(),
             st: st.as_mut_ptr().cast(),
             sums: sums.as_mut_ptr().wrapping_add(block * SUMS * width).cast(),
+            kept: kept.as_mut_ptr().wrapping_add(block * columns.kept()).cast(),
         };
 
         let mut next = 0;
@@ -154,7 +173,8 @@ impl Op for Prefill<'_, '_> {
                     // 3 and 2 vectors rather than 4 and 1: the narrowest tile is the slowest.
                     let uneven = NQ == 4 && (stop - row).div_ceil(I::F32_LANES) == NQ + 1;
                     let count = if uneven { width - I::F32_LANES } else { width };
-                    *block = Block::new(row, count.min(stop - row));
+                    *block = Block { again, ..Block::new(row, count.min(stop - row)) };
+                    columns.clear(buffers(x).kept);
                     row += count;
                     if visible.is_empty() {
                         stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
@@ -236,12 +256,8 @@ impl Op for Prefill<'_, '_> {
                         if begin {
                             stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::Begin);
                         }
-                        stack.act::<I, NQ, MR>(
-                            isa,
-                            block,
-                            buffers(x),
-                            Action::Over { span: &span, goal: Goal::Step },
-                        );
+                        let over = Action::Over { span: &span, goal: Goal::Step };
+                        stack.act::<I, NQ, MR>(isa, block, columns.place(buffers(x), span.keys.start), over);
                         if last {
                             stack.act::<I, NQ, MR>(isa, block, buffers(x), Action::End(&out));
                         }
@@ -258,6 +274,10 @@ impl Op for Prefill<'_, '_> {
                     }
                 }
             }
+        }
+        if let Some(sink) = stack.statistics {
+            // SAFETY: as above; what the head's keys receive from this task goes with its rows.
+            heads.first().inspect(|&&head| unsafe { columns.finish(isa, sink.received_from(head)) });
         }
         if products == Products::Tiles {
             // SAFETY: as above.

@@ -1,150 +1,170 @@
 //! What each key receives from all rows of a head:
 //!
 //! ```text
-//! received[j] = sum over i of p(i, j) = sum over i of 4^(s(i, j) - m(i)) / l(i)      as in `prefill.rs`
+//! received[j] = sum over i of p(i, j) = sum over i of w(i, j) 4^(m'(i) - m(i)) / l(i)
 //! ```
 //!
-//! Maximum and sum of every row must be known, so the scores are computed a second time, by the same tile. A
-//! task owns its keys: for each of them it keeps a vector of sums over the row blocks, whose lanes are added
-//! at the end. So no two tasks add to one place, and the sums do not depend on the threads.
+//! The weights `w` of a block of rows stay where each step of the softmax has left them, one block of keys
+//! behind the other, relative to the maximum `m'` of their time. Once maximum `m` and sum `l` are known they
+//! are scaled and added to a vector of sums for each key, whose lanes are added at the end of the task. That
+//! takes memory for the weights of one block of rows, and no second pass.
 
 use core::ops::Range;
 
-use crate::Call;
-use crate::block::{Action, Block, Buffers, Goal, Span, Stack};
-use crate::exp::LOG4_E;
+use crate::block::{Block, Buffers, Stack};
 use crate::isa::Isa;
-use crate::level::Op;
-use crate::prefill::{KEYS, key_blocks, needs_copy, source};
-use crate::products::{Products, Source, divide, shift};
-use crate::scratch::Scratch;
-use crate::tile::Lines;
+use crate::pack::MAX_ROWS;
+use crate::prefill::KEYS;
 
-/// Keys of a task: so many that packing the queries for them does not matter, as long as a copy of them stays
-/// in the second-level cache.
-pub(crate) fn keys(features: usize) -> usize {
-    ((64 << 10) / features.max(1) / KEYS * KEYS).clamp(KEYS, 8 * KEYS)
+/// What there is to say of the weights over a block of keys.
+#[repr(C, align(64))]
+pub(crate) struct Kept {
+    /// The keys, none if no row sees any: there are no weights then.
+    keys: Range<usize>,
+    /// The maximum that the weights are relative to.
+    max: [f32; MAX_ROWS],
 }
 
-/// Sums what some keys receive.
-pub(crate) struct Received<'t, 'a> {
-    pub call: &'a Call<'a>,
-    pub b: usize,
-    pub head: usize,
-    /// Of the axis, valid or not.
-    pub keys: Range<usize>,
-    /// Maximum and sum of all rows.
-    pub states: &'a [[f32; 2]],
-    /// Of this head, one number a key: those of `keys` are the task's.
-    pub out: *mut f32,
-    pub scratch: &'t mut Scratch,
-}
-
-/// Where the weights of a block of rows are added up.
-pub(crate) struct Columns<'a> {
-    states: &'a [[f32; 2]],
-    /// A vector for each key from `first` on.
-    sums: *mut f32,
-    first: usize,
-}
-
-impl Op for Received<'_, '_> {
-    type Output = ();
-
+impl Kept {
+    /// Says of which keys the weights are, and what they are relative to.
     #[inline(always)]
-    fn run<I: Isa, const NQ: usize, const MR: usize>(self, isa: I) {
-        let Self { call, b, head, keys, states, out, scratch } = self;
-        let (memory, heads, _, clock) = scratch.parts();
-        heads.clear();
-        heads.push(head);
-        let (hk, part, span) = (head / call.group, core::ptr::null_mut(), keys.start..keys.end);
-        let (token, products, statistics, unit) = (0, Products::MultiplyAdds, None, LOG4_E);
-        let stack = Stack { call, b, hk, heads, token, span, part, products, unit, statistics, clock };
-        let rows = if call.is_closed(head) { 0 } else { call.q_len(b) };
-        let (d, width, lanes) = (call.q.shape()[3], NQ * I::F32_LANES, I::F32_LANES);
-        let copy = needs_copy(&call.k, 2);
-        let [qt, ml, st, kc, sums] = Scratch::take(
-            memory,
-            [d * width, 2 * width, KEYS * width, if copy { keys.len() * d } else { 0 }, keys.len() * lanes],
-        );
-        sums.fill(0.0);
-        let buffers = Buffers::<I::f32s> {
-            qt: qt.as_mut_ptr().cast(),
-            ot: core::ptr::null_mut(), // values are not read
-            ml: ml.as_mut_ptr().cast(),
-            st: st.as_mut_ptr().cast(),
-            sums: core::ptr::null_mut(),
-        };
-        let valid = keys.start..keys.end.min(call.kv_len(b));
-        if copy && rows > 0 && !valid.is_empty() {
-            // SAFETY: valid keys, and room for all of the task's.
-            unsafe { source(isa, &call.k, &stack, &valid, Some(kc.as_mut_ptr())) };
-        }
-        let columns = Columns { states, sums: sums.as_mut_ptr(), first: keys.start };
-        for row in (0..rows).step_by(width) {
-            let mut block = Block::new(row, width.min(rows - row));
-            let visible = stack.keys(row).start..stack.keys(row + block.count - 1).end;
-            if visible.is_empty() {
-                continue;
-            }
-            // SAFETY: the buffers were taken for these sizes, `keys` lies inside the axis.
-            unsafe {
-                stack.act::<I, NQ, MR>(isa, &mut block, buffers, Action::Begin);
-                for some in key_blocks(visible) {
-                    let k = if copy {
-                        let ptr = kc.as_ptr().wrapping_add((some.start - keys.start) * d);
-                        Source { ptr, row: d as isize }
-                    } else {
-                        source(isa, &call.k, &stack, &some, None)
-                    };
-                    let span = Span { keys: some, k, v: k, ahead: [[Lines::NONE; 2]; 2] };
-                    let receive = Action::Over { span: &span, goal: Goal::Receive(&columns) };
-                    stack.act::<I, NQ, MR>(isa, &mut block, buffers, receive);
-                }
-            }
-        }
-        for (key, sums) in keys.zip(sums.chunks_exact(lanes)) {
-            // SAFETY: a key of the task.
-            unsafe { *out.add(key) = sums.iter().sum() };
-        }
+    pub fn keep<I: Isa, const NQ: usize>(&mut self, keys: &Range<usize>, max: [I::f32s; NQ]) {
+        self.keys = keys.clone();
+        // SAFETY: no level has more rows in a block.
+        unsafe { self.max.as_mut_ptr().cast::<[I::f32s; NQ]>().write_unaligned(max) };
     }
 }
 
-impl Stack<'_> {
-    /// Adds the block's weights over the keys `seen`.
+/// Where the weights of some rows are added up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Columns {
+    /// A vector for each key from `first` on, in whole blocks.
+    pub sums: *mut f32,
+    first: usize,
+    len: usize,
+    /// Blocks of keys, and f32 from what is kept over one of them to the next.
+    pub blocks: usize,
+    stride: usize,
+}
+
+impl Columns {
+    /// For no keys.
+    pub const NONE: Self = Self { sums: core::ptr::null_mut(), first: 0, len: 0, blocks: 0, stride: 0 };
+
+    /// For some keys, and blocks of at most `width` rows.
+    pub fn new(keys: Range<usize>, width: usize) -> Self {
+        let first = keys.start / KEYS * KEYS;
+        let len = keys.end.saturating_sub(first);
+        let stride = size_of::<Kept>() / size_of::<f32>() + KEYS * width;
+        Self { first, len, blocks: len.div_ceil(KEYS), stride, ..Self::NONE }
+    }
+
+    /// f32 kept of a block of rows.
+    pub fn kept(&self) -> usize {
+        self.blocks * self.stride
+    }
+
+    /// Says that nothing is kept yet.
     ///
     /// # Safety
-    /// As for [`Stack::act`]; the columns must have a vector for each key.
+    /// `kept` must have room for what is kept of a block of rows.
+    pub unsafe fn clear(&self, kept: *mut Kept) {
+        for index in 0..self.blocks {
+            // SAFETY: the caller's.
+            unsafe { (&raw mut (*self.at(kept, index)).keys).write(0..0) };
+        }
+    }
+
+    /// Of what is kept, that over a block of keys.
+    fn at(&self, kept: *mut Kept, index: usize) -> *mut Kept {
+        kept.cast::<f32>().wrapping_add(index * self.stride).cast()
+    }
+
+    /// The buffers for a step over the keys from `start` on: their scores become weights where those are kept.
     #[inline(always)]
-    pub(crate) unsafe fn receive<I: Isa, const NQ: usize>(
+    pub fn place<V>(&self, buffers: Buffers<V>, start: usize) -> Buffers<V> {
+        if self.blocks == 0 {
+            return buffers;
+        }
+        let kept = self.at(buffers.kept, (start - self.first) / KEYS);
+        Buffers { kept, st: kept.wrapping_add(1).cast(), ..buffers }
+    }
+
+    /// Writes the sums, a number for each key that they are of, and zeros up to a multiple of 4.
+    ///
+    /// # Safety
+    /// `received` must have room for all keys of the head and those zeros.
+    #[inline(always)]
+    pub unsafe fn finish<I: Isa>(&self, isa: I, received: *mut f32) {
+        let (sums, to) = (self.sums.cast::<I::f32s>(), received.wrapping_add(self.first));
+        for j in (0..self.len).step_by(4) {
+            // SAFETY: whole blocks of vectors; the caller's.
+            unsafe {
+                *to.add(j).cast() = isa.sums(sums.add(j).cast::<[I::f32s; 4]>().read());
+            }
+        }
+    }
+
+    /// Adds the weights of those rows of a block that have a bit in `rows`. In the end the maximum was `shift`,
+    /// and a weight `share` of the sum.
+    ///
+    /// # Safety
+    /// `buffers` must be those of the block, with what was kept, and there must be a vector for each key.
+    #[inline(always)]
+    pub unsafe fn add<I: Isa, const NQ: usize>(
         &self,
         isa: I,
-        block: &Block,
+        (stack, block): (&Stack<'_>, &Block),
         buffers: Buffers<I::f32s>,
-        seen: Range<usize>,
-        columns: &Columns<'_>,
+        [shift, mut share]: [[I::f32s; NQ]; 2],
+        rows: u64,
     ) {
-        let rows = self.rows(block);
-        // Lanes past the rows repeat the last one, and weigh nothing.
-        let [mut m, mut l] = [[isa.splat_f32s(0.0); NQ]; 2];
-        let [of_m, of_l] = [&mut m, &mut l].map(|x| x.as_mut_ptr().cast::<f32>());
-        rows.each(NQ * I::F32_LANES, |i, head, token| {
-            let [m, l] = columns.states[self.call.row_index(self.b, head, token)];
-            // SAFETY: both are `NQ * LANES` f32.
-            unsafe { (*of_m.add(i), *of_l.add(i)) = (m, if i < block.count { l } else { 0.0 }) };
-        });
-        let (shift, share) = (shift::<I, NQ>(isa, m), divide(isa, [isa.splat_f32s(1.0); NQ], l));
-        let sums = columns.sums.cast::<I::f32s>().wrapping_add(seen.start - columns.first);
-        for j in 0..seen.len() {
-            // SAFETY: `st` holds the scores of the keys, and each has a vector of sums.
-            let mut sum = unsafe { *sums.add(j) };
-            for x in 0..NQ {
-                // SAFETY: as above.
-                let score = unsafe { *buffers.st.add(j * NQ + x) };
-                sum = isa.mul_add_e_f32s(isa.power_of_4(isa.sub_f32s(score, shift[x])), share[x], sum);
+        let (zero, none) = (isa.splat_f32s(0.0), isa.splat_f32s(f32::NEG_INFINITY));
+        let (mut nan, mut all) = ([zero; NQ], zero);
+        for x in 0..NQ {
+            nan[x] = isa.select_f32s(isa.equal_f32s(share[x], share[x]), zero, isa.splat_f32s(1.0));
+            all = isa.max_f32s(all, nan[x]);
+            let out = isa.equal_f32s(isa.hide(nan[x], rows >> (x * I::F32_LANES)), none);
+            share[x] = isa.select_f32s(out, zero, share[x]);
+        }
+        let some_nan = isa.reduce_max_f32s(all) > 0.0;
+        for index in 0..self.blocks {
+            // SAFETY: the caller's.
+            unsafe {
+                let kept = self.at(buffers.kept, index);
+                let (keys, max) = ((*kept).keys.clone(), &raw const (*kept).max);
+                if keys.is_empty() {
+                    continue;
+                }
+                let (weights, mut factor) = (kept.add(1).cast::<I::f32s>(), [zero; NQ]);
+                let max = max.cast::<[I::f32s; NQ]>().read_unaligned();
+                for x in 0..NQ {
+                    let power = isa.power_of_4(isa.sub_f32s(max[x], shift[x]));
+                    factor[x] = isa.mul_f32s(power, share[x]);
+                }
+                let sums = self.sums.cast::<I::f32s>().add(keys.start - self.first);
+                if some_nan {
+                    // The keys that such a row does not see receive nothing from it, those that it sees NaN.
+                    for x in 0..NQ {
+                        factor[x] = isa.select_f32s(isa.equal_f32s(nan[x], zero), factor[x], zero);
+                    }
+                    let (nan, width) = (nan.as_ptr().cast::<f32>(), NQ * I::F32_LANES);
+                    for i in (0..width).filter(|&i| rows >> i & 1 == 0 || *nan.add(i) != 0.0) {
+                        for (j, key) in keys.clone().enumerate() {
+                            let seen = rows >> i & 1 == 1 && stack.sees(block.row + i, key);
+                            let weight = weights.cast::<f32>().add(j * width + i);
+                            *weight = if seen { f32::NAN } else { 0.0 };
+                        }
+                    }
+                }
+                for j in 0..keys.len() {
+                    let mut sum = *sums.add(j);
+                    for (x, factor) in factor.iter().enumerate() {
+                        sum = isa.mul_add_e_f32s(*weights.add(j * NQ + x), *factor, sum);
+                    }
+                    *sums.add(j) = sum;
+                }
             }
-            // SAFETY: as above.
-            unsafe { *sums.add(j) = sum };
         }
     }
 }

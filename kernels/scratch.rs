@@ -5,7 +5,7 @@ use aligned_vec::{AVec, ConstAlign};
 use crate::clock::{Clock, Part};
 
 /// What one thread needs while it computes a task. Grows to the largest task it has met: below 1 MiB at any
-/// number of tokens for `D + Dv` up to 2048.
+/// number of tokens for `D + Dv` up to 2048, but for the weights that are kept for what keys receive.
 #[derive(Debug)]
 pub struct Scratch {
     memory: AVec<f32, ConstAlign<64>>,

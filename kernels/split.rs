@@ -12,6 +12,7 @@ use crate::prefill::KEYS;
 use crate::statistics::Sink;
 use crate::view::count;
 use crate::{Call, DType, Element, Error, Level, Scratch, Stage, ViewMut};
+use analysis::Observed;
 
 mod analysis;
 mod run;
@@ -59,10 +60,10 @@ const MOST_SPANS: usize = 32;
 pub struct Tasks<'a> {
     call: &'a Call<'a>,
     job: Job<'a>,
-    /// Batch entries, key/value heads, blocks of queries, spans of keys; or batch entries, query heads,
-    /// blocks of keys.
+    /// Batch entries, key/value heads (or query heads, where a task has one alone), blocks of queries, spans
+    /// of keys.
     grid: [usize; 4],
-    /// Queries of a block, or keys.
+    /// Queries of a block.
     tokens: usize,
     /// Tasks that are given out at a time.
     run: usize,
@@ -74,23 +75,24 @@ pub struct Tasks<'a> {
 enum Job<'a> {
     Attend { parts: *mut f32, out: RowsMut<'a> },
     Scores { stage: Stage, heads: Range<usize>, queries: Range<usize>, out: RowsMut<'a> },
-    Receive { states: &'a [[f32; 2]], out: *mut f32 },
+    Observe { observed: Observed<'a>, out: RowsMut<'a> },
 }
 
-// SAFETY: what is shared is read only, but for the rows of the output, LSE, statistics and parts, and what keys
-// receive, and of those each task owns its own alone: `Tasks::take` gives every number out once, different
-// numbers are different (batch, head, tokens or span, or keys), and different rows, or keys, are different
-// places (`ViewMut`, or compact).
+// SAFETY: what is shared is read only, but for the rows of the output, LSE, statistics and parts, and of those
+// each task owns its own alone: `Tasks::take` gives every number out once, different numbers are different
+// (batch, head, tokens or span), and different rows are different places (`ViewMut`, or compact). What parts
+// are joined to is for `Tasks::finish`, which has the tasks alone.
 unsafe impl Send for Tasks<'_> {}
 unsafe impl Sync for Tasks<'_> {}
 
-/// The right to compute some keys' part in the rows of some queries and of all query heads on one key/value
-/// head.
+/// The right to compute some keys' part in the rows of some queries and of query heads on one key/value head:
+/// all of them, or one.
 #[derive(Clone)]
 pub(crate) struct Task<'a> {
     pub call: &'a Call<'a>,
     pub b: usize,
     pub hk: usize,
+    pub heads: Range<usize>,
     pub tokens: Range<usize>,
     pub keys: Range<usize>,
     /// Where the keys end that the same thread computes next.
@@ -166,28 +168,12 @@ impl Call<'_> {
     pub fn split<'o, T: Element>(
         &'o self,
         split: Split,
-        mut out: ViewMut<'o, T>,
+        out: ViewMut<'o, T>,
         lse: Option<&'o mut [f32]>,
         parts: &'o mut Scratch,
     ) -> Result<Tasks<'o>, Error> {
-        expect("out", out.shape(), self.out_shape())?;
-        if T::DTYPE != self.q.dtype {
-            return Err(Error::Type { argument: "out", got: T::DTYPE, expected: self.q.dtype });
-        }
-        if let Some(lse) = &lse {
-            length("lse", lse.len(), self.rows())?;
-        }
+        let out = self.rows_of(out, lse)?;
         let ([b, _, lq, _], hk) = (self.q.shape(), self.kv_heads());
-        let starts = out.starts();
-        if starts.is_some() || !self.q.is_strided() {
-            let len = |b: usize| starts.map_or(lq, |starts| starts[b + 1] - starts[b]);
-            (0..b).try_for_each(|b| crate::call::tokens("out", b, len(b), self.q.len(b)))?;
-        }
-        let (strides, ptr) = (bytes(out.strides(), T::DTYPE), out.as_mut_ptr().cast());
-        let lse = lse.map(|lse| lse.as_mut_ptr());
-        let (dtype, first) = (T::DTYPE, [0, 0]);
-        let statistics = None;
-        let out = RowsMut { ptr, dtype, strides, first, starts, lse, statistics, _data: PhantomData };
         let tokens = split.tokens.max(1);
         let mut grid = [b, hk, lq.div_ceil(tokens), 1];
         if self.group == 0 || grid.contains(&0) {
@@ -204,6 +190,31 @@ impl Call<'_> {
         }
         let job = Job::Attend { parts: ptr, out };
         Ok(Tasks { call: self, job, grid, tokens, run: split.run.max(1), next: AtomicUsize::new(0) })
+    }
+
+    /// The right to write all rows, whose places must fit the call.
+    fn rows_of<'o, T: Element>(
+        &self,
+        mut out: ViewMut<'o, T>,
+        lse: Option<&'o mut [f32]>,
+    ) -> Result<RowsMut<'o>, Error> {
+        expect("out", out.shape(), self.out_shape())?;
+        if T::DTYPE != self.q.dtype {
+            return Err(Error::Type { argument: "out", got: T::DTYPE, expected: self.q.dtype });
+        }
+        if let Some(lse) = &lse {
+            length("lse", lse.len(), self.rows())?;
+        }
+        let [b, _, lq, _] = self.q.shape();
+        let starts = out.starts();
+        if starts.is_some() || !self.q.is_strided() {
+            let len = |b: usize| starts.map_or(lq, |starts| starts[b + 1] - starts[b]);
+            (0..b).try_for_each(|b| crate::call::tokens("out", b, len(b), self.q.len(b)))?;
+        }
+        let (strides, ptr) = (bytes(out.strides(), T::DTYPE), out.as_mut_ptr().cast());
+        let lse = lse.map(|lse| lse.as_mut_ptr());
+        let (dtype, first) = (T::DTYPE, [0, 0]);
+        Ok(RowsMut { ptr, dtype, strides, first, starts, lse, statistics: None, _data: PhantomData })
     }
 
     /// As [`Call::split`], for the scores of some heads and queries: `out` is compact `[B, heads.len(),

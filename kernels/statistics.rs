@@ -16,6 +16,7 @@ use crate::block::{Block, Buffers, Stack};
 use crate::exp::UNDERFLOW_4;
 use crate::isa::Isa;
 use crate::products::shift;
+use crate::received::Columns;
 use crate::terms::Rows;
 pub(crate) use finish::Finish;
 
@@ -55,25 +56,85 @@ pub struct RowStatistics {
     pub keys: u32,
 }
 
-/// What [`crate::Tasks::with_statistics`] writes and needs beside the call.
-#[derive(Debug)]
-pub struct Observe<'a> {
-    /// The statistics of each row, where [`crate::Call::row_index`] says.
-    pub rows: &'a mut [RowStatistics],
-    /// The special keys, `[B, Lk]`.
-    pub special: Option<&'a [bool]>,
-    /// The maximum and the sum that made each row's weights, `4^(s log4(e) - maximum) / sum`, in the same
-    /// places. Rows that are not computed stay as they are.
-    pub states: Option<&'a mut [[f32; 2]]>,
+/// Sums over the rows of a head that see a key.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C)]
+pub struct HeadSums {
+    /// Of the f32 of [`RowStatistics`], in their order.
+    pub sums: [f64; SUMMED],
+    /// Rows that see a key.
+    pub rows: u64,
+    /// Those of them that see more than one, or a sink, too.
+    pub several: u64,
+    /// Those of them that have a valid key at `pos`, at `pos - 1` and at `pos + 1`.
+    pub near: [u64; 3],
 }
 
-/// Where the statistics of all rows go, and which keys are special, `[B, Lk]`.
+/// How many f32 there are in [`RowStatistics`].
+const SUMMED: usize = 11;
+
+impl HeadSums {
+    /// Adds those of other rows.
+    pub fn add(&mut self, other: &Self) {
+        self.sums.iter_mut().zip(other.sums).for_each(|(sum, x)| *sum += x);
+        self.near.iter_mut().zip(other.near).for_each(|(sum, x)| *sum += x);
+        self.rows += other.rows;
+        self.several += other.several;
+    }
+}
+
+/// What [`crate::Call::split_with_statistics`] writes and needs beside the call.
+#[derive(Debug)]
+pub struct Observe<'a> {
+    /// The sums of each head, `[B, Hq]`.
+    pub heads: &'a mut [HeadSums],
+    /// The statistics of each row, where [`crate::Call::row_index`] says.
+    pub rows: Option<&'a mut [RowStatistics]>,
+    /// The special keys, `[B, Lk]`.
+    pub special: Option<&'a [bool]>,
+    /// What each key receives, `sum over i of p(i, j)`, `[B, Hq, Lk]`.
+    pub received: Option<&'a mut [f32]>,
+}
+
+/// Where the statistics of a task go, and which keys are special, `[B, Lk]`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sink<'a> {
-    pub rows: *mut RowStatistics,
+    pub rows: Option<*mut RowStatistics>,
     pub special: Option<&'a [bool]>,
-    /// Where maximum and sum of the rows go, if they are asked for.
-    pub states: Option<*mut [f32; 2]>,
+    /// The task's part in the sums of head 0, in f32 to that of the next head, and whether what keys receive
+    /// follows the sums.
+    pub part: *mut f32,
+    pub stride: usize,
+    pub received: bool,
+    /// Where a task adds up what keys receive.
+    pub columns: Columns,
+}
+
+/// f32 of the sums in a part.
+pub(crate) const HEAD: usize = size_of::<HeadSums>() / size_of::<f32>();
+
+impl<'a> Sink<'a> {
+    /// For parts that begin at `part`, before what the tasks add.
+    pub fn new(
+        rows: Option<*mut RowStatistics>,
+        special: Option<&'a [bool]>,
+        part: *mut f32,
+        stride: usize,
+        received: bool,
+    ) -> Self {
+        Self { rows, special, part, stride, received, columns: Columns::NONE }
+    }
+
+    /// The task's sums of a head.
+    #[inline(always)]
+    fn sums(&self, head: usize) -> *mut HeadSums {
+        self.part.wrapping_add(head * self.stride).cast()
+    }
+
+    /// What keys receive from the task's rows of a head.
+    pub fn received_from(&self, head: usize) -> *mut f32 {
+        self.part.wrapping_add(head * self.stride + HEAD)
+    }
 }
 
 /// Sums of a block of rows, relative to the running maximum.
@@ -201,6 +262,9 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
         *m = new;
         // SAFETY: the caller's.
         unsafe {
+            if self.sink.received {
+                (*buffers.kept).keep::<I, NQ>(keys, new);
+            }
             self.named(&mut sums.named);
             self.near(&mut sums.near);
         }
@@ -228,6 +292,10 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
         }
         for (x, max) in max.into_iter().enumerate() {
             let larger = isa.less_than_f32s(sums.largest[x], max);
+            if self.sink.rows.is_none() {
+                sums.largest[x] = isa.select_f32s(larger, max, sums.largest[x]);
+                continue;
+            }
             if isa.reduce_max_f32s(isa.select_f32s(larger, one, zero)) == 0.0 {
                 continue;
             }
@@ -284,6 +352,23 @@ impl<I: Isa, const NQ: usize> Step<'_, I, NQ> {
             return;
         }
         let (rows, width, st) = (stack.rows(block), NQ * I::F32_LANES, st.cast::<f32>());
+        if let [_] = stack.heads {
+            // The rows of one head stand side by side, as their keys do.
+            for (near, beside) in near.iter_mut().zip([-1, 0, 1]) {
+                let first = from + beside - start; // the key of row 0, from the block's first on
+                let rows =
+                    (-first).max(0) as usize..(end - start - first).clamp(0, block.count as i64) as usize;
+                let near = near.as_mut_ptr().cast::<f32>();
+                for i in rows {
+                    // SAFETY: `near` has `width` lanes, of which `st` has as many for each key of the block.
+                    unsafe {
+                        *near.add(i) +=
+                            *st.offset(first as isize * width as isize + (i * (width + 1)) as isize)
+                    };
+                }
+            }
+            return;
+        }
         rows.each(block.count, |i, _, token| {
             let pos = pos(token);
             for (beside, near) in near.iter_mut().enumerate() {

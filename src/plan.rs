@@ -161,7 +161,7 @@ impl Plan {
         })
     }
 
-    /// As [`Plan::run`], with the statistics of each row.
+    /// As [`Plan::run`], and tells what the heads did.
     pub(crate) fn run_with_statistics<T: Element>(
         &self,
         call: &Call<'_>,
@@ -169,18 +169,12 @@ impl Plan {
         observe: Observe<'_>,
         scratch: Option<&Scratches>,
     ) -> Result<(), Error> {
-        let (split, mut parts) = (Split { spans: Spans::Together, ..self.split }, Scratch::new());
-        self.each(&call.split(split, out, None, &mut parts)?.with_statistics(observe)?, scratch)
-    }
-
-    pub(crate) fn run_received(
-        &self,
-        call: &Call<'_>,
-        states: &[[f32; 2]],
-        out: &mut [f32],
-        scratch: Option<&Scratches>,
-    ) -> Result<(), Error> {
-        self.each(&call.split_received(states, out)?, scratch)
+        with_parts(scratch, |parts| {
+            let tasks = call.split_with_statistics(self.split.run, out, observe, parts)?;
+            self.each(&tasks, scratch)?;
+            tasks.finish();
+            Ok(())
+        })
     }
 
     pub(crate) fn run_scores(

@@ -66,6 +66,7 @@ impl Stack<'_> {
                     });
                 }
                 pack::unpack_to::<I, NQ>(isa, buffers.ot, factor, &place[..block.count], out, dv);
+                self.check::<I, NQ>(isa, block, buffers);
                 if let Some(sink) = self.statistics {
                     isa.vectorize(Finish::<I, NQ> { isa, stack: self, block, buffers, sink, factor });
                 }
@@ -79,21 +80,32 @@ impl Stack<'_> {
                 });
                 let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);
                 pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place[..block.count], stride, dv);
+                self.check::<I, NQ>(isa, block, buffers);
             }
         }
-        if block.hidden {
-            let mut check = [zero; NQ];
-            for c in 0..dv {
-                for (n, check) in check.iter_mut().enumerate() {
-                    // SAFETY: `ot` holds Dv rows of NQ vectors. 0 * x is 0, or NaN where x is not finite.
-                    *check = isa.mul_add_e_f32s(unsafe { *buffers.ot.add(c * NQ + n) }, zero, *check);
-                }
+    }
+
+    /// Notes the rows that NaN may have leaked into.
+    ///
+    /// # Safety
+    /// As for [`Stack::end`].
+    #[inline(always)]
+    unsafe fn check<I: Isa, const NQ: usize>(&self, isa: I, block: &mut Block, buffers: Buffers<I::f32s>) {
+        if !block.hidden || block.again {
+            return;
+        }
+        let zero = isa.splat_f32s(0.0);
+        let mut check = [zero; NQ];
+        for c in 0..self.call.v.shape()[3] {
+            for (n, check) in check.iter_mut().enumerate() {
+                // SAFETY: `ot` holds Dv rows of NQ vectors. 0 * x is 0, or NaN where x is not finite.
+                *check = isa.mul_add_e_f32s(unsafe { *buffers.ot.add(c * NQ + n) }, zero, *check);
             }
-            for i in 0..block.count {
-                // SAFETY: `check` has NQ * LANES >= count lanes.
-                let finite = unsafe { *check.as_ptr().cast::<f32>().add(i) } == 0.0;
-                block.leaked |= u64::from(!finite) << i;
-            }
+        }
+        for i in 0..block.count {
+            // SAFETY: `check` has NQ * LANES >= count lanes.
+            let finite = unsafe { *check.as_ptr().cast::<f32>().add(i) } == 0.0;
+            block.leaked |= u64::from(!finite) << i;
         }
     }
 }

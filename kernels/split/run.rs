@@ -3,13 +3,12 @@
 use core::ops::Range;
 use core::sync::atomic::Ordering;
 
-use super::{Job, Kernel, ScoresTask, Task, Tasks, Unit};
+use super::{Job, Kernel, RowsMut, ScoresTask, Task, Tasks, Unit};
 use crate::decode::decode;
 use crate::join;
 use crate::map::Map;
 use crate::prefill::Prefill;
 use crate::products::Products;
-use crate::received::Received;
 use crate::{Error, Level, Scratch};
 
 impl Tasks<'_> {
@@ -21,7 +20,7 @@ impl Tasks<'_> {
     /// Visible pairs of a task, about: what its time is in proportion to.
     pub fn pairs(&self, number: usize) -> usize {
         let (call, [b, _, block, span]) = (self.call, self.find(number));
-        let tokens = cut(0..call.q_len(b), self.tokens, block);
+        let tokens = cut(0..call.q_len(b), self.tokens_of(b), block);
         let (spans, pairs) = (call.spans(b).1, call.pairs(b, tokens.start, tokens.end));
         match self.grid[3] {
             1 => pairs,
@@ -55,7 +54,15 @@ impl Tasks<'_> {
         Ok(true)
     }
 
-    /// Batch entry, key/value head, block of queries and span of keys of a task.
+    /// Queries of a block.
+    fn tokens_of(&self, b: usize) -> usize {
+        match &self.job {
+            Job::Observe { observed, .. } => self.call.observed_tokens(b, observed.is_apart()),
+            _ => self.tokens,
+        }
+    }
+
+    /// Batch entry, key/value head (or query head), block of queries and span of keys of a task.
     fn find(&self, number: usize) -> [usize; 4] {
         let [_, hks, blocks, spans] = self.grid;
         let (span, rest) = (number % spans, number / spans);
@@ -70,37 +77,47 @@ impl Tasks<'_> {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let (call, [b, hk, block, span]) = (self.call, self.find(number));
+        let (len, part) = (call.kv_len(b), core::ptr::null_mut());
         match &self.job {
             &Job::Attend { parts, out } => {
                 let tokens = cut(0..call.q.len(b), self.tokens, block);
                 if tokens.is_empty() {
                     return Ok(());
                 }
-                let (len, part) = (call.kv_len(b), core::ptr::null_mut());
-                let after = next.and_then(|next| self.unit(next));
-                let task = Task { call, b, hk, tokens, keys: 0..len, ahead: len, after, part, rows: out };
+                let (heads, after) = (call.heads_of(hk), next.and_then(|next| self.unit(next)));
+                let task =
+                    Task { call, b, hk, heads, tokens, keys: 0..len, ahead: len, after, part, rows: out };
                 self.attend(task, span, parts, level, scratch)
             }
             Job::Scores { stage, heads, queries, out } => {
                 let (hk, stage, out) = (hk + heads.start / call.group, *stage, *out);
                 let tokens = cut(queries.clone(), self.tokens, block);
-                let group = hk * call.group..(hk + 1) * call.group;
+                let group = call.heads_of(hk);
                 let heads = group.start.max(heads.start)..group.end.min(heads.end);
                 level.dispatch(Map { task: ScoresTask { call, b, hk, tokens, heads, stage, out }, scratch })
             }
-            &Job::Receive { states, out } => {
-                let (head, lk) = (hk, call.keys_axis());
-                let keys = cut(0..lk, self.tokens, block);
-                let out = out.wrapping_add((b * call.q.shape()[1] + head) * lk);
-                level.dispatch(Received { call, b, head, keys, states, out, scratch })
+            Job::Observe { observed, out } => {
+                let tokens = cut(0..call.q.len(b), self.tokens_of(b), block);
+                if tokens.is_empty() {
+                    return Ok(());
+                }
+                let (hk, heads) =
+                    if observed.is_apart() { (hk / call.group, hk..hk + 1) } else { (hk, call.heads_of(hk)) };
+                let after = next.and_then(|next| self.unit(next));
+                let rows = RowsMut { statistics: Some(observed.sink(call, b, block)), ..*out };
+                let task = Task { call, b, hk, heads, tokens, keys: 0..len, ahead: len, after, part, rows };
+                level.dispatch(Prefill { task, products: Products::MultiplyAdds, scratch })
             }
         }
     }
 
     /// Where a task starts, if it has queries.
     fn unit(&self, number: usize) -> Option<Unit> {
-        let [b, hk, block, _] = self.find(number);
-        let token = block * self.tokens;
+        let [b, mut hk, block, _] = self.find(number);
+        let token = block * self.tokens_of(b);
+        if matches!(&self.job, Job::Observe { observed, .. } if observed.is_apart()) {
+            hk /= self.call.group;
+        }
         (token < self.call.q_len(b)).then_some(Unit { b, hk, token })
     }
 
@@ -114,11 +131,7 @@ impl Tasks<'_> {
         scratch: &mut Scratch,
     ) -> Result<(), Error> {
         let Task { call, b, hk, .. } = task;
-        // With statistics rows are computed whole, by the kernel that knows of them.
-        let (kernel, (size, spans)) = match task.rows.statistics {
-            Some(_) => (Kernel::Prefill, (task.keys.len(), 1)),
-            None => (call.kernel(level, b)?, call.spans(b)),
-        };
+        let (kernel, (size, spans)) = (call.kernel(level, b)?, call.spans(b));
         if span >= spans || (kernel == Kernel::Decode && task.tokens.start > 0) {
             return Ok(()); // other batch entries have more spans; decoding takes all queries at once
         }
@@ -127,10 +140,7 @@ impl Tasks<'_> {
         }
         let run = |task: Task<'_>, scratch: &mut Scratch| match kernel {
             Kernel::Prefill => {
-                let mut products = Products::MultiplyAdds;
-                if call.is_bf16() && task.rows.statistics.is_none() {
-                    products = level.products();
-                }
+                let products = if call.is_bf16() { level.products() } else { Products::MultiplyAdds };
                 level.dispatch(Prefill { task, products, scratch })
             }
             Kernel::Decode => decode(task, level, scratch),
@@ -170,10 +180,12 @@ impl Tasks<'_> {
     /// Joins what the tasks have left in parts. Rows are complete only after this.
     pub fn finish(self) {
         let ([batch, heads, ..], call) = (self.grid, self.call);
-        let Job::Attend { parts, out } = self.job else { return };
-        if parts.is_null() {
-            return;
-        }
+        let (parts, out) = match self.job {
+            Job::Attend { parts, out } if !parts.is_null() => (parts, out),
+            // SAFETY: the tasks are done, they borrowed `self`.
+            Job::Observe { observed, .. } => return unsafe { observed.finish(call) },
+            _ => return,
+        };
         for b in (0..batch).filter(|&b| call.spans(b).1 > 1) {
             for hk in 0..heads {
                 let (tokens, part) = (0..call.q.len(b), |span| parts.wrapping_add(self.part(b, hk, span)));

@@ -60,11 +60,10 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
                 [isa.splat_f32s(call.kv_len(b) as f32); NQ]
             };
         }
-        let sink_weight = |head: usize, _| match call.terms.sinks {
-            Some(sinks) if sinks[head] != f32::NEG_INFINITY => 1.0,
-            _ => 0.0,
-        };
-        let sinks: [I::f32s; NQ] = rows.lanes(isa, sink_weight);
+        let mut sinks = [isa.splat_f32s(0.0); NQ];
+        if let Some(given) = call.terms.sinks {
+            sinks = rows.lanes(isa, |head, _| if given[head] == f32::NEG_INFINITY { 0.0 } else { 1.0 });
+        }
         let (share, shift) = (divide(isa, [one; NQ], *l), shift(isa, *m));
         // SAFETY: the caller's.
         let norm = unsafe { self.norms() };
@@ -97,11 +96,21 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
             let none = isa.equal_f32s(sums.keys[x], zero);
             fields[..11].iter_mut().for_each(|field| field[x] = isa.select_f32s(none, zero, field[x]));
         }
+        // A row that NaN may have leaked into is computed again, and counts then.
+        let counted = (u64::MAX >> (64 - block.count)) & !block.leaked;
+        // SAFETY: the caller's.
+        unsafe {
+            self.add(&fields, sums, &sinks, counted);
+            if sink.received {
+                sink.columns.add::<I, NQ>(isa, (stack, block), buffers, [shift, share], counted);
+            }
+        }
+        let Some(to) = sink.rows else { return };
         // SAFETY: every array has NQ * LANES >= count lanes; the statistics go with the row.
         unsafe {
             let mut place = [core::ptr::null_mut(); MAX_ROWS];
             rows.each(block.count, |i, head, token| {
-                place[i] = sink.rows.add(call.row_index(b, head, token)).cast();
+                place[i] = to.add(call.row_index(b, head, token)).cast();
             });
             let (place, stride) = (&place[..block.count], size_of::<f32>() as isize);
             unpack::<I, f32, NQ>(isa, fields.as_ptr().cast(), [one; NQ], place, stride, FIELDS);
@@ -111,21 +120,116 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
                 row.keys = lane(&sums.keys, i) as u32;
                 row.largest_key = if row.keys == 0 { 0 } else { *largest_key.add(i) };
             }
-            if let Some(states) = sink.states {
-                rows.each(block.count, |i, head, token| {
-                    *states.add(call.row_index(b, head, token)) = [lane(m, i), lane(l, i)];
-                });
-            }
         }
     }
 
-    /// The norms of the outputs. Squares of very large or small ones would leave the range of f32: those are
+    /// Adds the rows with a bit in `counted` to the sums of their heads.
+    ///
+    /// # Safety
+    /// As for [`Finish::run`].
+    #[inline(always)]
+    unsafe fn add(
+        &self,
+        fields: &[[I::f32s; NQ]; FIELDS],
+        sums: &Sums<I, NQ>,
+        sinks: &[I::f32s; NQ],
+        counted: u64,
+    ) {
+        let Self { isa, stack, block, sink, .. } = *self;
+        let (zero, one) = (isa.splat_f32s(0.0), isa.splat_f32s(1.0));
+        let (rows, len) = (stack.rows(block), stack.call.kv_len(stack.b) as i64);
+        let pos = |token: usize| stack.call.pos(stack.b, token);
+        let [mut seeing, mut several] = [[zero; NQ]; 2];
+        for x in 0..NQ {
+            let keys = isa.hide(sums.keys[x], counted >> (x * I::F32_LANES));
+            seeing[x] = isa.select_f32s(isa.less_than_f32s(zero, keys), one, zero);
+            let more = isa.less_than_f32s(one, isa.add_f32s(keys, sinks[x]));
+            several[x] = isa.select_f32s(more, seeing[x], zero);
+        }
+        // SAFETY: the task's sums, which nobody else holds; every array has NQ * LANES >= count lanes.
+        unsafe {
+            let mut all = false;
+            if let [head] = *stack.heads {
+                let to = &mut *sink.sums(head);
+                for (to, field) in to.sums.iter_mut().zip(fields) {
+                    let mut sum = zero;
+                    for x in 0..NQ {
+                        let counts = isa.less_than_f32s(zero, seeing[x]);
+                        sum = isa.add_f32s(sum, isa.select_f32s(counts, field[x], zero));
+                    }
+                    *to += f64::from(isa.reduce_sum_f32s(sum));
+                }
+                let mut sums = [zero; 2];
+                for x in 0..NQ {
+                    sums = [isa.add_f32s(sums[0], seeing[x]), isa.add_f32s(sums[1], several[x])];
+                }
+                let [seeing, several] = sums.map(|sum| isa.reduce_sum_f32s(sum) as u64);
+                (to.rows, to.several) = (to.rows + seeing, to.several + several);
+                all = seeing == block.count as u64;
+                if all {
+                    let first = pos(rows.token);
+                    for (to, beside) in to.near.iter_mut().zip([0, -1, 1]) {
+                        let start = first.saturating_add(beside);
+                        let end = start.saturating_add(block.count as i64);
+                        *to += (end.min(len) - start.max(0)).max(0) as u64;
+                    }
+                }
+            }
+            if all {
+                return;
+            }
+            rows.each(block.count, |i, head, token| {
+                if lane(&seeing, i) == 0.0 {
+                    return;
+                }
+                let (to, pos) = (&mut *sink.sums(head), pos(token));
+                for (to, beside) in to.near.iter_mut().zip([0, -1, 1]) {
+                    *to += u64::from((0..len).contains(&pos.saturating_add(beside)));
+                }
+                if stack.heads.len() > 1 {
+                    to.sums.iter_mut().zip(fields).for_each(|(to, x)| *to += f64::from(lane(x, i)));
+                    (to.rows, to.several) = (to.rows + 1, to.several + lane(&several, i) as u64);
+                }
+            });
+        }
+    }
+
+    /// The norms of the outputs. Where squares of very large or small ones leave the range of f32 they are
     /// scaled first.
     ///
     /// # Safety
     /// As for [`Finish::run`].
     #[inline(always)]
     unsafe fn norms(&self) -> [I::f32s; NQ] {
+        let Self { isa, stack, buffers, factor, .. } = *self;
+        let (dv, zero, one) = (stack.call.v.shape()[3], isa.splat_f32s(0.0), isa.splat_f32s(1.0));
+        let mut norms = [zero; NQ];
+        for c in 0..dv {
+            for (x, norm) in norms.iter_mut().enumerate() {
+                // SAFETY: `ot` holds Dv rows of NQ vectors.
+                let y = isa.mul_f32s(unsafe { *buffers.ot.add(c * NQ + x) }, factor[x]);
+                *norm = isa.mul_add_e_f32s(y, y, *norm);
+            }
+        }
+        let (low, high) = (isa.splat_f32s(1e-20), isa.splat_f32s(1e30));
+        let mut fits = one;
+        for norm in norms {
+            let large = isa.select_f32s(isa.less_than_f32s(low, norm), one, zero);
+            fits = isa.min_f32s(fits, isa.select_f32s(isa.less_than_f32s(norm, high), large, zero));
+        }
+        if isa.reduce_min_f32s(fits) == 0.0 {
+            // SAFETY: the caller's.
+            return unsafe { self.norms_of_any_size() };
+        }
+        norms.map(|norm| isa.sqrt_f32s(norm))
+    }
+
+    /// [`Finish::norms`] in two passes.
+    ///
+    /// # Safety
+    /// As for [`Finish::run`].
+    #[inline(always)]
+    unsafe fn norms_of_any_size(&self) -> [I::f32s; NQ] {
         let Self { isa, stack, buffers, factor, .. } = *self;
         let (dv, zero, one) = (stack.call.v.shape()[3], isa.splat_f32s(0.0), isa.splat_f32s(1.0));
         let (small, large) = (isa.splat_f32s(1e-15), isa.splat_f32s(1e15));

@@ -18,10 +18,9 @@
 //! hidden do not. With a sink the weights of the keys sum to less than 1. The sink is one more key, without
 //! index, place and value: its weight counts in the entropy, its presence in `n`, and in nothing else.
 
-use std::cell::Cell;
 use std::fmt;
 
-use headwise_kernels::{Call, Element, Error, Observe, RowStatistics, Stored, View, ViewMut};
+use headwise_kernels::{Call, Element, Error, HeadSums, Observe, RowStatistics, Stored, View, ViewMut};
 
 use super::blocks::zeros;
 use crate::Attention;
@@ -103,7 +102,6 @@ impl fmt::Display for Statistic {
 }
 
 /// The numbers of a row in the order of [`Statistic`].
-#[inline]
 fn numbers(row: &RowStatistics) -> [f32; STATISTICS] {
     [
         row.entropy,
@@ -147,8 +145,9 @@ impl<'a> StatisticsOptions<'a> {
         self
     }
 
-    /// Sums the weights that each key receives: [`Statistics::received`]. They need the sums of all rows
-    /// first, so the scores are computed once more: 1.6 to 2 times the time of [`Attention::run`] in all.
+    /// Sums the weights that each key receives: [`Statistics::received`]. In the same pass, too: each thread
+    /// keeps the weights of a block of rows until it is done with them, some 200 bytes for each key. Each query
+    /// head then reads K and V for itself.
     pub fn received(mut self) -> Self {
         self.received = true;
         self
@@ -163,6 +162,15 @@ pub struct HeadStatistics {
 }
 
 impl HeadStatistics {
+    fn of(sums: &HeadSums, special: bool) -> Self {
+        let mut counts = [sums.rows; STATISTICS];
+        counts[Statistic::NormalisedEntropy as usize] = sums.several;
+        counts[Statistic::Special as usize] = if special { sums.rows } else { 0 };
+        let near = [Statistic::Diagonal, Statistic::Previous, Statistic::Next];
+        near.into_iter().zip(sums.near).for_each(|(statistic, rows)| counts[statistic as usize] = rows);
+        Self { sums: sums.sums, counts }
+    }
+
     /// Rows that count: see [`Statistic`] for what counts.
     pub fn rows(&self, statistic: Statistic) -> u64 {
         self.counts[statistic as usize]
@@ -222,9 +230,10 @@ impl Statistics {
 }
 
 impl<'a> Attention<'a> {
-    /// As [`Attention::run`], and returns what the heads did: see [`crate::analysis`]. It takes 1.05 to 1.1
-    /// times as long as [`Attention::run`] at 2048 tokens, 1.2 times at 128 (D = 64) and 1.4 times at 64 (D =
-    /// 32), where the end of a row counts (AVX-512; the bench `statistics` measures it). It is the prefill
+    /// As [`Attention::run`], and returns what the heads did: see [`crate::analysis`]. It takes 1.03 to 1.06
+    /// times as long as [`Attention::run`] at 2048 tokens, 1.1 times at 128 (D = 64) and 1.2 times at 64 (D =
+    /// 32), where the end of a row counts; with what keys receive 1.15, 1.16 and 1.25 to 1.3 times (AVX-512;
+    /// the bench `statistics` measures it). It is the prefill
     /// kernel in f32 at every level: few query rows, which would go to the kernel for decoding, and bf16
     /// multiplied as such come out rounded a little differently.
     ///
@@ -239,86 +248,15 @@ impl<'a> Attention<'a> {
         options: &StatisticsOptions<'_>,
     ) -> Result<Statistics, Error> {
         let call = Call::new(q, k, v, self.terms())?;
-        let ([b, hq, ..], lk) = (call.out_shape(), call.keys_axis());
-        let mut entries = zeros("entries", [b, hq, 1, 1])?;
+        let ([b, hq, ..], lk, special) = (call.out_shape(), call.keys_axis(), options.special);
+        let mut sums = zeros::<HeadSums>("entries", [b, hq, 1, 1])?;
         let plan = self.plan_of(&call)?;
-        let states = if options.received { call.rows() } else { 0 };
-        let mut states = zeros("states", [states, 1, 1, 1])?;
-        let compute = |rows: &mut [RowStatistics]| {
-            let states = options.received.then_some(&mut states[..]);
-            let observe = Observe { rows: &mut *rows, special: options.special, states };
-            plan.run_with_statistics(&call, out, observe, self.scratch)?;
-            sum(&call, options, rows, &mut entries);
-            Ok(())
-        };
-        let mut rows = None;
-        if options.rows {
-            compute(rows.insert(zeros("rows", [call.rows(), 1, 1, 1])?))?;
-        } else {
-            with_kept(call.rows(), compute)?;
-        }
-        let mut received = None;
-        if options.received {
-            plan.run_received(
-                &call,
-                &states,
-                received.insert(zeros("received", [b, hq, lk, 1])?),
-                self.scratch,
-            )?;
-        }
+        let mut rows = options.rows.then(|| zeros("rows", [call.rows(), 1, 1, 1])).transpose()?;
+        let mut received = options.received.then(|| zeros("received", [b, hq, lk, 1])).transpose()?;
+        let (rows_to, received_to) = (rows.as_deref_mut(), received.as_deref_mut());
+        let observe = Observe { heads: &mut sums, rows: rows_to, special, received: received_to };
+        plan.run_with_statistics(&call, out, observe, self.scratch)?;
+        let entries = sums.iter().map(|sums| HeadStatistics::of(sums, special.is_some())).collect();
         Ok(Statistics { query_heads: hq, entries, rows, received })
-    }
-}
-
-/// Lends rows that are kept from call to call: memory that is new costs more than what is written to it.
-fn with_kept(n: usize, f: impl FnOnce(&mut [RowStatistics]) -> Result<(), Error>) -> Result<(), Error> {
-    thread_local! {
-        // Taken out while in use: while this call waits, rayon may run another one on its thread.
-        static ROWS: Cell<Vec<RowStatistics>> = const { Cell::new(Vec::new()) };
-    }
-    let mut rows = ROWS.take();
-    if rows.len() < n {
-        rows = zeros("rows", [n, 1, 1, 1])?;
-    }
-    let result = f(&mut rows[..n]);
-    ROWS.set(rows);
-    result
-}
-
-/// Sums the rows of each batch entry and head, in order.
-fn sum(
-    call: &Call<'_>,
-    options: &StatisticsOptions<'_>,
-    rows: &[RowStatistics],
-    entries: &mut [HeadStatistics],
-) {
-    let [_, hq, ..] = call.out_shape();
-    for (at, entry) in entries.iter_mut().enumerate() {
-        let (b, h) = (at / hq, at % hq);
-        let (first, keys) = (call.row_index(b, h, 0), call.kv_len(b) as i64);
-        let sink = call.terms().sinks.is_some_and(|sinks| sinks[h] != f32::NEG_INFINITY);
-        let (mut seeing, mut several, mut near, first_pos) = (0, 0, [0; 3], call.pos(b, 0));
-        let mut sums = [0.0; STATISTICS]; // not those of `entry`: in registers
-        for (i, row) in rows[first..][..call.q_len(b)].iter().enumerate() {
-            if row.keys == 0 {
-                continue;
-            }
-            let pos = first_pos.saturating_add(i as i64);
-            seeing += 1;
-            several += u64::from(row.keys > 1 || sink);
-            for (count, key) in near.iter_mut().zip([pos, pos.saturating_sub(1), pos.saturating_add(1)]) {
-                *count += u64::from((0..keys).contains(&key));
-            }
-            sums.iter_mut().zip(numbers(row)).for_each(|(sum, x)| *sum += f64::from(x));
-        }
-        entry.sums = sums;
-        entry.counts = [seeing; STATISTICS];
-        entry.counts[Statistic::NormalisedEntropy as usize] = several;
-        entry.counts[Statistic::Special as usize] = if options.special.is_some() { seeing } else { 0 };
-        for (statistic, count) in
-            [Statistic::Diagonal, Statistic::Previous, Statistic::Next].into_iter().zip(near)
-        {
-            entry.counts[statistic as usize] = count;
-        }
     }
 }

@@ -2,8 +2,8 @@
 
 use headwise::analysis::reference::{self, StatisticsReference};
 use headwise::{
-    Attention, Element, Error, Level, RowStatistics, Statistic, Statistics, StatisticsOptions, Terms, View,
-    ViewMut,
+    Attention, Element, Error, Level, Position, RowStatistics, Statistic, Statistics, StatisticsOptions,
+    Terms, View, ViewMut,
 };
 use rayon::ThreadPoolBuilder;
 
@@ -252,6 +252,54 @@ fn nan() {
         assert_eq!(got[..70], want[..70], "{level}");
         assert!(got[70..].iter().all(|row| row.norm.is_nan() && row.entropy.is_nan()), "{level}");
     }
+}
+
+/// Heads and keys are told of the rows that NaN does not reach what they are told without it; rows that it may
+/// have leaked into are computed twice and count once.
+#[test]
+fn nan_stays_with_its_rows() {
+    let (l, d) = (90, 8);
+    let x: Vec<f32> = fill(l * d, 2);
+    let clean = View::bhld(&x, [1, 1, l, d]).unwrap();
+    let mut dirty = x.clone();
+    dirty[70 * d..71 * d].fill(f32::NAN);
+    let dirty = View::bhld(&dirty, [1, 1, l, d]).unwrap();
+    for level in Level::available() {
+        let before = Attention::new().causal().q_lens(&[70]).level(level);
+        let (got, _) = run(before.position(Position::TopLeft), [clean, dirty, dirty], &[false; 90]);
+        let (want, _) = run(before.position(Position::TopLeft), [clean, clean, clean], &[false; 90]);
+        for statistic in Statistic::ALL {
+            assert_eq!(got.entries()[0].rows(statistic), want.entries()[0].rows(statistic), "{level}");
+            let [got, want] = [&got, &want].map(|of| of.entries()[0].mean(statistic));
+            got.zip(want).inspect(|&(got, want)| near(got, want, 1e-6, &format!("{level}: {statistic}")));
+        }
+        for (got, want) in got.received().unwrap().iter().zip(want.received().unwrap()) {
+            near(f64::from(*got), f64::from(*want), 1e-5, &format!("{level}: received"));
+        }
+        // Rows 70 to 75 see it, and with it keys 65 to 75.
+        let window = Attention::new().causal().window(Some(5), None).level(level);
+        let (got, _) = run(window, [clean, dirty, dirty], &[false; 90]);
+        let (want, _) = run(window, [clean, clean, clean], &[false; 90]);
+        for (key, (got, want)) in got.received().unwrap().iter().zip(want.received().unwrap()).enumerate() {
+            if (65..=75).contains(&key) {
+                assert!(got.is_nan(), "{level}: key {key}");
+            } else {
+                near(f64::from(*got), f64::from(*want), 1e-5, &format!("{level}: key {key}"));
+            }
+        }
+    }
+}
+
+/// So many rows that those of a task are more than usual, for its parts to be few.
+#[test]
+fn many_rows() {
+    let (lq, lk, d) = (9000, 70, 4);
+    let (q, k): (Vec<f32>, Vec<f32>) = (fill(lq * d, 1), fill(lk * d, 2));
+    let (q, k) = (View::bhld(&q, [1, 1, lq, d]).unwrap(), View::bhld(&k, [1, 1, lk, d]).unwrap());
+    let special = flags(lk);
+    let want = reference::statistics(q, k, k, &Terms::default(), Some(&special)).unwrap();
+    let (got, _) = run(Attention::new(), [q, k, k], &special);
+    check(&got, &want, [1, lq, lk], 4e-6, "many rows");
 }
 
 /// Norms of outputs whose squares leave the range of f32.
