@@ -14,7 +14,8 @@ mod jobs {
     use half::{bf16, f16};
     use headwise::layer::{Linear, Then, Weight, WeightLayout, Weights};
     use headwise::{
-        Attention, CacheShape, Element, KvCache, Level, Run, Stage, Stored, Threads, View, ViewMut,
+        Attention, CacheShape, Element, KvCache, Level, Run, Stage, StatisticsOptions, Stored, Threads, View,
+        ViewMut,
     };
 
     /// What is counted, with its memory.
@@ -108,6 +109,19 @@ mod jobs {
         attention::<f32>(plain(level).causal(), HEAD)
     }
 
+    /// The same head as `head_f32`, with its statistics and what its keys receive.
+    pub fn statistics(level: Level) -> Job {
+        let Sizes { lq, lk, d, dv } = HEAD;
+        let (q, k, v) = (fill::<f32>(lq * d), fill::<f32>(lk * d), fill::<f32>(lk * dv));
+        let (mut out, options) = (vec![0.0; lq * dv], StatisticsOptions::new().received());
+        warm(move || {
+            let (q, k, v) = (bhld(&q, [1, 1, lq, d]), bhld(&k, [1, 1, lk, d]), bhld(&v, [1, 1, lk, dv]));
+            let out = ViewMut::bhld(&mut out, [1, 1, lq, dv]).expect("compact");
+            let result = plain(level).run_with_statistics(q, k, v, out, &options);
+            result.expect("valgrind has this level");
+        })
+    }
+
     /// Four query heads on one cache, one token.
     fn decode<C: Stored>(level: Level) -> Job {
         let (tokens, d) = (512, 128);
@@ -175,6 +189,7 @@ mod counted {
     #[bench::head_f16(head_f16(Scalar))]
     #[bench::head_bf16(head_bf16(Scalar))]
     #[bench::head_causal(head_causal(Scalar))]
+    #[bench::statistics(statistics(Scalar))]
     #[bench::decode_f32(decode_f32(Scalar))]
     #[bench::decode_f16(decode_f16(Scalar))]
     #[bench::decode_bf16(decode_bf16(Scalar))]
@@ -196,6 +211,7 @@ mod counted {
     #[bench::head_f16(head_f16(Avx2))]
     #[bench::head_bf16(head_bf16(Avx2))]
     #[bench::head_causal(head_causal(Avx2))]
+    #[bench::statistics(statistics(Avx2))]
     #[bench::decode_f32(decode_f32(Avx2))]
     #[bench::decode_f16(decode_f16(Avx2))]
     #[bench::decode_bf16(decode_bf16(Avx2))]

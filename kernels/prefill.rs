@@ -275,9 +275,9 @@ impl Op for Prefill<'_, '_> {
                 }
             }
         }
-        if let Some(sink) = stack.statistics {
+        if let (Some(sink), Some(&head)) = (stack.statistics, heads.first()) {
             // SAFETY: as above; what the head's keys receive from this task goes with its rows.
-            heads.first().inspect(|&&head| unsafe { columns.finish(isa, sink.received_from(head)) });
+            unsafe { columns.finish(isa, sink.received_from(head)) };
         }
         if products == Products::Tiles {
             // SAFETY: as above.

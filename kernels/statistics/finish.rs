@@ -159,12 +159,14 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
                     }
                     *to += f64::from(isa.reduce_sum_f32s(sum));
                 }
-                let mut sums = [zero; 2];
+                let (mut all_seeing, mut all_several) = (zero, zero);
                 for x in 0..NQ {
-                    sums = [isa.add_f32s(sums[0], seeing[x]), isa.add_f32s(sums[1], several[x])];
+                    all_seeing = isa.add_f32s(all_seeing, seeing[x]);
+                    all_several = isa.add_f32s(all_several, several[x]);
                 }
-                let [seeing, several] = sums.map(|sum| isa.reduce_sum_f32s(sum) as u64);
-                (to.rows, to.several) = (to.rows + seeing, to.several + several);
+                let seeing = isa.reduce_sum_f32s(all_seeing) as u64;
+                to.rows += seeing;
+                to.several += isa.reduce_sum_f32s(all_several) as u64;
                 all = seeing == block.count as u64;
                 if all {
                     let first = pos(rows.token);
@@ -221,7 +223,10 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
             // SAFETY: the caller's.
             return unsafe { self.norms_of_any_size() };
         }
-        norms.map(|norm| isa.sqrt_f32s(norm))
+        for norm in &mut norms {
+            *norm = isa.sqrt_f32s(*norm);
+        }
+        norms
     }
 
     /// [`Finish::norms`] in two passes.
