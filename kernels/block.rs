@@ -345,23 +345,26 @@ impl Stack<'_> {
             let (d, factor) = (self.widths()[0], call.split_scale()[1] * self.unit);
             let (qt, max) = (buffers.qt, [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
             let added = added.as_ref();
+            let mut ahead = span.ahead[0];
+            if let (Some(added), 0) = (added, ahead[1].count) {
+                ahead[1] = added.ahead()[0];
+            }
             let max = match self.products {
                 Products::MultiplyAdds => {
-                    let feed = Feed::new(span.ahead[0], n, d, MR);
-                    let mut scores =
-                        Scores::<I, NQ, false> { isa, n, d, k, qt, st, max, factor, feed, added };
+                    let feed = Feed::new(ahead, n, d, MR);
+                    let mut scores = Scores::<I, NQ, false> { isa, d, k, qt, st, max, factor, feed };
                     tile::cover::<MR>(n, &mut scores);
                     scores.max
                 }
                 Products::Dots if I::DOTS => {
-                    let (d, feed) = (d / 2, Feed::new(span.ahead[0], n, d / 2, MR));
-                    let mut scores = Scores::<I, NQ, true> { isa, n, d, k, qt, st, max, factor, feed, added };
+                    let (d, feed) = (d / 2, Feed::new(ahead, n, d / 2, MR));
+                    let mut scores = Scores::<I, NQ, true> { isa, d, k, qt, st, max, factor, feed };
                     tile::cover::<MR>(n, &mut scores);
                     scores.max
                 }
                 Products::Dots => unreachable!("dots are for levels that have them"),
                 Products::Tiles => {
-                    Feed::new(span.ahead[0], n, d, MR).all(isa);
+                    Feed::new(ahead, n, d, MR).all(isa);
                     self.tile_scores::<I, NQ>(span, &seen, buffers);
                     scale::<I, NQ>(isa, st, n, factor)
                 }

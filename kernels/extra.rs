@@ -13,6 +13,7 @@ use crate::isa::Isa;
 use crate::pack::MAX_ROWS;
 use crate::prefill::KEYS;
 use crate::terms::Rows;
+use crate::tile::Lines;
 
 /// What a block of mask and bias leaves visible.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,16 +65,12 @@ impl Added {
         Self { mask, flags, bias, seen }
     }
 
-    /// Asks for mask and bias of the rows `from..to` and the keys that come next. Not inlined: it is called
-    /// between tiles, and has nothing of a level's own.
-    #[inline(never)]
-    pub fn prefetch<I: Isa>(&self, isa: I, from: usize, to: usize) {
-        if let Some(flags) = &self.flags {
-            flags.prefetch(isa, from, to);
-        }
-        if let Some(bias) = &self.bias {
-            bias.prefetch(isa, from, to);
-        }
+    /// What of the bias, or the mask, of the keys that come next is to be asked for during the scores, and
+    /// during the values.
+    #[inline(always)]
+    pub fn ahead(&self) -> [Lines; 2] {
+        let bias = self.bias.as_ref().map_or([Lines::NONE; 2], Panel::ahead);
+        if bias[0].count > 0 { bias } else { self.flags.as_ref().map_or([Lines::NONE; 2], Panel::ahead) }
     }
 
     /// Adds the bias, times the unit, to the scores `st` of `n` keys (or, without, only hides), and
@@ -115,7 +112,7 @@ impl Added {
                         for (j, bias) in bias.whole_square(isa, q, done).as_ref().iter().enumerate() {
                             let st = &mut *st.add((done + j) * NQ + q);
                             let x = isa.mul_add_e_f32s(*bias, unit, *st);
-                            *st = isa.select_f32s(isa.equal_f32s(*bias, minus_inf), minus_inf, x);
+                            *st = isa.hide_like(x, *bias);
                             largest = isa.max_f32s(*st, largest);
                         }
                         done += lanes;
@@ -129,8 +126,7 @@ impl Added {
                             Some(unit) => isa.mul_add_e_f32s(bias, isa.splat_f32s(unit), *st),
                             None => *st,
                         };
-                        let x = isa.select_f32s(isa.equal_f32s(bias, minus_inf), minus_inf, x);
-                        *st = self.hide(isa, x, j, q);
+                        *st = self.hide(isa, isa.hide_like(x, bias), j, q);
                         largest = isa.max_f32s(*st, largest);
                     }
                 }
@@ -175,6 +171,11 @@ struct Panel<E> {
     /// Rows that differ: all of them, or one where they are all the same.
     rows: usize,
     width: usize,
+    /// Heads of a token, and how many of them differ: all or one.
+    group: usize,
+    heads: usize,
+    /// Bytes from token to token.
+    token: isize,
     /// Stride and number of the keys.
     key: isize,
     keys: usize,
@@ -191,24 +192,30 @@ impl<E: Copy> Panel<E> {
         for row in &mut row[..differ] {
             *row = row.wrapping_offset(keys.start as isize * key);
         }
-        Self { row, rows: differ, width, key, keys: keys.len(), start: keys.start }
+        let group = rows.heads.len();
+        let (heads, token) = (if head == 0 { 1 } else { group }, token.wrapping_mul(size_of::<E>() as isize));
+        Self { row, rows: differ, width, group, heads, token, key, keys: keys.len(), start: keys.start }
     }
 
     /// With each of `RUN` blocks of keys in turn, a part of the rows, but `RUN` blocks of them: long runs
     /// of memory come faster than single lines of many rows.
     #[inline(always)]
-    fn prefetch<I: Isa>(&self, isa: I, from: usize, to: usize) {
+    fn ahead(&self) -> [Lines; 2] {
         const RUN: usize = 4;
-        let part = self.width / RUN;
-        let first = self.start / KEYS % RUN * part;
-        let next = ((self.start / (RUN * KEYS) + 1) * RUN * KEYS - self.start) as isize;
-        for i in first + from / RUN..first + to / RUN {
-            if i < self.rows {
-                for j in (0..(RUN * KEYS) as isize).step_by(64 / size_of::<E>()) {
-                    isa.prefetch(self.row[i].wrapping_offset((next + j) * self.key).cast());
-                }
-            }
+        let tokens = self.width / self.group;
+        if self.rows == 1 || self.key != 1 || tokens == 0 {
+            return [Lines::NONE; 2];
         }
+        let next = (RUN - self.start / KEYS % RUN) * KEYS - self.start % KEYS;
+        let bytes = RUN * KEYS * size_of::<E>();
+        // Head by head, as the tokens of one lie evenly; a part does not go on to the next.
+        let (rows, first) = (self.heads * tokens, self.start / KEYS % RUN * 2);
+        [first, first + 1].map(|part| {
+            let (from, to) = (part * rows / (2 * RUN), (part + 1) * rows / (2 * RUN));
+            let (head, token) = (from / tokens, from % tokens);
+            let ptr = self.row[token * self.group + head].wrapping_add(next).cast();
+            Lines { ptr, row: self.token, bytes, count: (to - from).min(tokens - token) }
+        })
     }
 
     /// The element of a row and a key of the block.

@@ -32,6 +32,13 @@ pub(crate) trait Isa: pulp::Simd {
         self.select_f32s(self.less_than_f32s(x, self.splat_f32s(low)), self.splat_f32s(0.0), y)
     }
 
+    /// `x`, but -inf where `bias` is.
+    #[inline(always)]
+    fn hide_like(self, x: Self::f32s, bias: Self::f32s) -> Self::f32s {
+        let minus_inf = self.splat_f32s(f32::NEG_INFINITY);
+        self.select_f32s(self.equal_f32s(bias, minus_inf), minus_inf, x)
+    }
+
     /// `4^x` for `x <= 63`, as [`exp::power_of_4`] says.
     #[inline(always)]
     fn power_of_4(self, x: Self::f32s) -> Self::f32s {

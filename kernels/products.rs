@@ -1,6 +1,5 @@
 //! The two products of attention as bodies of the register tile, and the online softmax between them.
 
-use crate::extra::Added;
 use crate::isa::Isa;
 use crate::tile::{self, Feed, Tile};
 
@@ -33,9 +32,8 @@ impl Source {
 }
 
 /// `st[j] = sum over c of k[j][c] * qt[c]`, and the maximum over j.
-pub(crate) struct Scores<'a, I: Isa, const NQ: usize, const DOTS: bool> {
+pub(crate) struct Scores<I: Isa, const NQ: usize, const DOTS: bool> {
     pub isa: I,
-    pub n: usize,
     pub d: usize,
     pub k: Source,
     pub qt: *const I::f32s,
@@ -45,18 +43,12 @@ pub(crate) struct Scores<'a, I: Isa, const NQ: usize, const DOTS: bool> {
     pub factor: f32,
     /// Rows to ask for meanwhile.
     pub feed: Feed,
-    /// Half of what it adds next is asked for, too.
-    pub added: Option<&'a Added>,
 }
 
-impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Scores<'_, I, NQ, DOTS> {
+impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Scores<I, NQ, DOTS> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, j: usize) {
         let Self { isa, d, k, qt, st, .. } = *self;
-        if let Some(added) = self.added {
-            let half = NQ * I::F32_LANES / 2;
-            added.prefetch(isa, j * half / self.n, (j + M) * half / self.n);
-        }
         // SAFETY: made with D readable features for each key, and room in `st`.
         unsafe {
             let (k, feed) = (k.skip(j), &mut self.feed);
@@ -74,10 +66,9 @@ impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Scores<'_, I, NQ, DOTS>
 }
 
 /// `ot[c] = ot[c] * correction + sum over j of v[j][c] * st[j]`.
-pub(crate) struct Values<'a, I: Isa, const NQ: usize, const DOTS: bool> {
+pub(crate) struct Values<I: Isa, const NQ: usize, const DOTS: bool> {
     pub isa: I,
     pub n: usize,
-    pub dv: usize,
     pub v: Source,
     pub st: *const I::f32s,
     pub ot: *mut I::f32s,
@@ -86,18 +77,12 @@ pub(crate) struct Values<'a, I: Isa, const NQ: usize, const DOTS: bool> {
     pub fresh: bool,
     /// Rows to ask for meanwhile.
     pub feed: Feed,
-    /// The other half of what is added next.
-    pub added: Option<&'a Added>,
 }
 
-impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Values<'_, I, NQ, DOTS> {
+impl<I: Isa, const NQ: usize, const DOTS: bool> Tile for Values<I, NQ, DOTS> {
     #[inline(always)]
     fn tile<const M: usize>(&mut self, c: usize) {
         let Self { isa, n, v, st, ot, correction, fresh, .. } = *self;
-        if let Some(added) = self.added {
-            let half = NQ * I::F32_LANES / 2;
-            added.prefetch(isa, half + c * half / self.dv, half + (c + M) * half / self.dv);
-        }
         // SAFETY: made with `n` readable values, and room in `ot` for every feature.
         unsafe {
             let (v, row, feed) = (v.ptr.wrapping_add(c), v.row, &mut self.feed);

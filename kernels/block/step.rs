@@ -54,28 +54,30 @@ impl Stack<'_> {
             self.clock.lap(Part::Softmax);
             let fresh = core::mem::replace(&mut block.fresh, false);
             let ot = buffers.ot;
+            let mut ahead = span.ahead[1];
+            if let (Some(added), 0) = (added, ahead[1].count) {
+                ahead[1] = added.ahead()[1];
+            }
             let (n, dv) = (seen.len(), self.call.v.shape()[3]);
             let used = first..first + n;
             match self.products {
                 Products::MultiplyAdds => {
                     let v = span.v.skip(seen.start - span.keys.start);
-                    let feed = Feed::new(span.ahead[1], dv, n, MR);
-                    let mut values =
-                        Values::<I, NQ, false> { isa, n, dv, v, st, ot, correction, fresh, feed, added };
+                    let feed = Feed::new(ahead, dv, n, MR);
+                    let mut values = Values::<I, NQ, false> { isa, n, v, st, ot, correction, fresh, feed };
                     tile::cover::<MR>(dv, &mut values);
                 }
                 Products::Dots if I::DOTS => {
                     // Values lie in pairs, from the first one of a block of keys on.
                     let (n, v) = (used.end.div_ceil(2), span.v.skip(seen.start % KEYS / 2));
-                    let (st, feed) = (buffers.st, Feed::new(span.ahead[1], dv, n, MR));
+                    let (st, feed) = (buffers.st, Feed::new(ahead, dv, n, MR));
                     pairs::weights::<I, NQ>(isa, st, 2 * n, used);
-                    let mut values =
-                        Values::<I, NQ, true> { isa, n, dv, v, st, ot, correction, fresh, feed, added };
+                    let mut values = Values::<I, NQ, true> { isa, n, v, st, ot, correction, fresh, feed };
                     tile::cover::<MR>(dv, &mut values);
                 }
                 Products::Dots => unreachable!("dots are for levels that have them"),
                 Products::Tiles => {
-                    Feed::new(span.ahead[1], dv, n, MR).all(isa);
+                    Feed::new(ahead, dv, n, MR).all(isa);
                     self.tile_values::<I, NQ>(isa, span, used, buffers, correction, fresh);
                 }
             }
