@@ -118,7 +118,7 @@ struct Sample {
     seconds: f64,
     /// GFLOP/s of multiply-adds alone, the mean of just before and just after the calls.
     peak: f64,
-    /// GB/s of reading K and V alone, just after; NaN for shapes with many queries.
+    /// GB/s of reading K and V alone, call by call in turn; NaN for shapes with many queries.
     read: f64,
 }
 
@@ -295,16 +295,23 @@ impl Job {
             }
             let few = case.shape().is_reading();
             let before = machine.burst(self.level, self.threads, few)?;
+            // In turn: what the caches hold is the same for either.
+            let mut reads = [const { Vec::new() }; 2];
             let seconds = repeated(|| {
                 let start = Instant::now();
                 self.run(case, level, baseline)?;
-                Ok(start.elapsed().as_secs_f64())
+                let seconds = start.elapsed().as_secs_f64();
+                if few {
+                    for (reads, ahead) in reads.iter_mut().zip([false, true]) {
+                        reads.push(threads.read(case.kv(), ahead)?);
+                    }
+                }
+                Ok(seconds)
             })?;
             let peak = (before + machine.burst(self.level, self.threads, few)?) / 2.0;
-            let mut read = f64::NAN;
-            if few {
-                read = threads.read(case.kv())?;
-            }
+            let bytes = case.kv().map(<[u8]>::len).iter().sum::<usize>() as f64;
+            let [one, other] = reads.map(|reads| machine::median(&reads));
+            let read = bytes / one.min(other) / 1e9;
             Ok(Sample { seconds, peak, read })
         })?;
         self.samples.push(sample);

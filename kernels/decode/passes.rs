@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::{CHUNK, Few};
+use super::{CHUNK, Few, Pointers};
 use crate::element::{Load, Store};
 use crate::exp::exp;
 use crate::isa::Isa;
@@ -112,13 +112,19 @@ impl Few<'_> {
     }
 
     /// One step of the online softmax for each row. The sums stay apart in lanes until the end, and nothing
-    /// has to be rescaled where no score exceeds the maximum, which is nearly always.
+    /// has to be rescaled where no score exceeds the maximum, which is nearly always. Asks for the first rows
+    /// `ahead`, or the memory would have nothing to do meanwhile.
     ///
     /// # Safety
     /// The scores must hold `n` keys, in whole vectors.
     #[inline(always)]
-    pub(super) unsafe fn softmax<I: Isa>(&mut self, isa: I, n: usize) {
+    pub(super) unsafe fn softmax<I: Isa>(&mut self, isa: I, n: usize, ahead: &Pointers) {
         for r in 0..self.count {
+            if let Some(next) = ahead[..n].get(r) {
+                for byte in (0..self.bytes[0]).step_by(64) {
+                    isa.prefetch(next.wrapping_add(byte));
+                }
+            }
             // SAFETY: the caller's; there is a vector of sums for each row.
             let (s, sum) = unsafe {
                 let s = self.s.add(r * CHUNK).cast::<I::f32s>();
