@@ -36,7 +36,7 @@ impl Few<'_> {
         }
     }
 
-    /// Four keys at a time for `R` rows from `first` on, which ask for their share of the values.
+    /// Four keys at a time for `R` rows from `first` on.
     #[inline(always)]
     unsafe fn score_rows<I: Isa, C: Load, const R: usize>(
         &self,
@@ -47,14 +47,13 @@ impl Few<'_> {
         v: &Pointers,
     ) {
         let (q, lanes) = (self.q.wrapping_add(first * self.d), I::F32_LANES);
-        let (turn, turns) = (first / R, self.count.div_ceil(R));
+        let bytes = if first == 0 { self.bytes[1] } else { 0 };
         // With 16 registers it costs more to know whether a line is new than to ask twice.
         let each = lanes < 16 || lanes * size_of::<C>() >= 64;
         for j in (0..n).step_by(4) {
             let k = [k[j], k[j + 1], k[j + 2], k[j + 3]].map(<*const u8>::cast::<C>);
             let v = [v[j], v[j + 1], v[j + 2], v[j + 3]];
             // A line of V for a line of K.
-            let bytes = if j / 4 % turns == turn { self.bytes[1] } else { 0 };
             let ask = |c: usize| {
                 let byte = c * size_of::<C>();
                 if byte < bytes && (each || byte.is_multiple_of(64)) {
@@ -103,8 +102,8 @@ impl Few<'_> {
         }
     }
 
-    /// Adds the weighted values of `n` keys to the records. Asks for the rows `ahead`, but for those that the softmax
-    /// has asked for.
+    /// Adds the weighted values of `n` keys to the records. Asks for the rows `ahead`, but for those that the softmax has
+    /// asked for.
     ///
     /// # Safety
     /// `v` must hold rows of `dv` readable elements.
@@ -151,10 +150,12 @@ impl Few<'_> {
         // SAFETY: the caller's.
         unsafe {
             while c + WIDE * lanes <= self.dv {
+                let ahead = if first == 0 { Some(ahead) } else { None };
                 self.value_tile::<I, C, R, WIDE>(isa, first, n, v, c, ahead, seen);
                 c += WIDE * lanes;
             }
             while c < self.dv {
+                let ahead = if first == 0 { Some(ahead) } else { None };
                 self.value_tile::<I, C, R, 1>(isa, first, n, v, c, ahead, seen);
                 c += lanes;
             }
@@ -171,10 +172,9 @@ impl Few<'_> {
         n: usize,
         v: &Pointers,
         c: usize,
-        ahead: &Pointers,
+        ahead: Option<&Pointers>,
         seen: Option<u64>,
     ) {
-        let (turn, turns) = (first / R, self.count.div_ceil(R));
         let mut acc = [[isa.splat_f32s(0.0); W]; R];
         // SAFETY: the caller's; a record holds `dv` f32 and more.
         unsafe {
@@ -186,7 +186,7 @@ impl Few<'_> {
                 }
             }
             for j in 0..n {
-                if j >= self.count && j % turns == turn {
+                if let (Some(ahead), true) = (ahead, j >= self.count) {
                     for x in 0..W {
                         let byte = (c + x * I::F32_LANES) * size_of::<C>();
                         if byte.is_multiple_of(64) && byte < self.bytes[0] {
