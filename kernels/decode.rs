@@ -6,8 +6,9 @@
 //!     scores  s[r][j] = sum over c of q[r][c] * k[j][c]      lanes along c; V of the chunk is asked for
 //!     terms   s[r][j] = cap, slopes, bias, visibility        lanes along j
 //!     softmax m[r] = max(m[r], s[r][j]), s[r][j] = exp(s[r][j] - m[r]), l[r] += their sum, apart in lanes
+//!                                                            a key of the next chunk is asked for with each row
 //!     values  o[r][c] = o[r][c] * correction + sum over j of s[r][j] * v[j][c]
-//!                                                            lanes along c; K of the next chunk is asked for
+//!                                                            lanes along c; and the other keys of the next chunk
 //! ```
 //!
 //! Why it is fast: while one of K and V is computed with, the other is on its way from memory, a chunk ahead,

@@ -8,7 +8,8 @@ use headwise_kernels::{Part, Scratch};
 /// The memory that calls need beside their arguments. It grows to the largest call it has met, so that from
 /// the second like call on nothing is allocated, and is freed when dropped. [`Attention`](crate::Attention)
 /// borrows it ([`workspace`](crate::Attention::workspace)): for each thread at work about 1 MiB, whatever the
-/// lengths, and for few queries on a long cache the results of its spans. Layers keep what lies between their
+/// lengths, for few queries on a long cache the results of its spans, and what
+/// [`received`](crate::StatisticsOptions::received) says. Layers keep what lies between their
 /// projections and their attention in it, too; one may serve all layers of a model in turn.
 ///
 /// Without one, attention keeps that memory with each thread, until the thread ends.

@@ -88,13 +88,13 @@ impl Call<'_> {
         received.as_ref().map_or(Ok(()), |received| length("received", received.len(), numbers))?;
 
         let apart = received.is_some();
-        let blocks =
-            (0..b).map(|b| self.q.len(b).div_ceil(self.observed_tokens(b, apart))).max().unwrap_or(0);
-        let mut grid = [b, if apart { hq } else { self.kv_heads() }, blocks, 1];
-        if self.group == 0 || lq == 0 || grid.contains(&0) {
-            grid = [0; 4];
+        let (mut grid, mut part) = ([0; 4], 0);
+        if b > 0 && self.group > 0 && lq > 0 {
+            // What is not empty is as large as memory at most.
+            let blocks = |b: usize| self.q.len(b).div_ceil(self.observed_tokens(b, apart));
+            grid = [b, if apart { hq } else { self.kv_heads() }, (0..b).map(blocks).max().unwrap_or(0), 1];
+            part = HEAD + if apart { lk.next_multiple_of(WIDEST) } else { 0 };
         }
-        let part = HEAD + if apart { lk.next_multiple_of(WIDEST) } else { 0 };
         let shape = [b, hq, grid[2], part];
         let all = parts.floats(count(shape).ok_or(Error::TooLarge { argument: "parts", shape })?);
         all.fill(0.0);

@@ -157,7 +157,15 @@ impl<I: Isa, const NQ: usize> Finish<'_, I, NQ> {
                         let counts = isa.less_than_f32s(zero, seeing[x]);
                         sum = isa.add_f32s(sum, isa.select_f32s(counts, field[x], zero));
                     }
-                    *to += f64::from(isa.reduce_sum_f32s(sum));
+                    let sum = isa.reduce_sum_f32s(sum);
+                    if sum < 1e37 {
+                        *to += f64::from(sum);
+                        continue;
+                    }
+                    // Norms may be so large that their sum is beyond f32.
+                    for i in 0..block.count {
+                        *to += if lane(&seeing, i) == 0.0 { 0.0 } else { f64::from(lane(field, i)) };
+                    }
                 }
                 let (mut all_seeing, mut all_several) = (zero, zero);
                 for x in 0..NQ {

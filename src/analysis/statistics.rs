@@ -146,8 +146,9 @@ impl<'a> StatisticsOptions<'a> {
     }
 
     /// Sums the weights that each key receives: [`Statistics::received`]. In the same pass, too: each thread
-    /// keeps the weights of a block of rows until it is done with them, some 200 bytes for each key. Each query
-    /// head then reads K and V for itself.
+    /// keeps the weights of a block of rows until it is done with them, up to 330 bytes for each key, and each
+    /// head of a batch entry has a sum for each key and 256 queries (32 at most), to be joined in the end. Each
+    /// query head then reads K and V for itself, which changes the last bits of the other sums in a group.
     pub fn received(mut self) -> Self {
         self.received = true;
         self

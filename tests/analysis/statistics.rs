@@ -290,6 +290,32 @@ fn nan_stays_with_its_rows() {
     }
 }
 
+/// Heads that share a task, without what makes each one of its own, give what they give alone.
+#[test]
+fn groups() {
+    let (b, hk, group, l, d) = (2, 2, 3, 90, 8);
+    let (q, k): (Vec<f32>, Vec<f32>) = (fill(b * hk * group * l * d, 1), fill(b * hk * l * d, 2));
+    let shape = [b, hk * group, l, d];
+    let (q, k) = (View::bhld(&q, shape).unwrap(), View::bhld(&k, [b, hk, l, d]).unwrap());
+    let (lens, special, mut out) = ([90, 33], flags(b * l), vec![0.0; b * hk * group * l * d]);
+    for level in Level::available() {
+        let attention = Attention::new().causal().q_lens(&lens).kv_lens(&lens).level(level);
+        let mut run = |options: StatisticsOptions<'_>| {
+            let to = ViewMut::bhld(&mut out, shape).unwrap();
+            attention.run_with_statistics(q, k, k, to, &options.special(&special)).unwrap()
+        };
+        let (together, apart) =
+            (run(StatisticsOptions::new()), run(StatisticsOptions::new().received().rows()));
+        for (head, (got, want)) in together.entries().iter().zip(apart.entries()).enumerate() {
+            for statistic in Statistic::ALL {
+                assert_eq!(got.rows(statistic), want.rows(statistic), "{level}: head {head}: {statistic}");
+                let [got, want] = [got, want].map(|of| of.mean(statistic).unwrap());
+                near(got, want, 1e-6 * want.abs().max(1.0), &format!("{level}: head {head}: {statistic}"));
+            }
+        }
+    }
+}
+
 /// So many rows that those of a task are more than usual, for its parts to be few.
 #[test]
 fn many_rows() {
@@ -310,8 +336,10 @@ fn norms_of_any_size() {
         let [q, v] = [&zero, &v].map(|x| View::bhld(x, [1, 1, 20, 3]).unwrap());
         for level in Level::available() {
             let (got, _) = run(Attention::new().level(level), [q, q, v], &[false; 20]);
-            let ratio = f64::from(got.rows().unwrap()[0].norm) / (f64::from(size) * 3f64.sqrt());
-            near(ratio, 1.0, 1e-6, &format!("{level}: {size:e}"));
+            let (row, mean) = (got.rows().unwrap()[0].norm, got.entries()[0].mean(Statistic::Norm).unwrap());
+            for norm in [f64::from(row), mean] {
+                near(norm / (f64::from(size) * 3f64.sqrt()), 1.0, 1e-6, &format!("{level}: {size:e}"));
+            }
         }
     }
 }
@@ -356,6 +384,14 @@ fn errors() {
     };
     assert!(run(&[false; 3]).is_ok());
     assert_eq!(run(&[false; 2]), Err(Error::Length { argument: "special", got: 2, expected: 3 }));
+    // Nothing to compute, but more batch entries, or keys, than can be counted.
+    for (b, lk) in [(usize::MAX, 3), (0, usize::MAX)] {
+        let q = View::<f32>::bhld(&[], [b, 0, 5, 4]).unwrap();
+        let k = View::<f32>::bhld(&[], [b, 0, lk, 4]).unwrap();
+        let to = ViewMut::bhld(&mut [], [b, 0, 5, 4]).unwrap();
+        let options = StatisticsOptions::new().received();
+        assert!(Attention::new().run_with_statistics(q, k, k, to, &options).is_ok());
+    }
     // Nothing to compute, but more heads than there is memory for.
     let empty = View::<f32>::bhld(&[], [1 << 40, 1 << 20, 0, 4]).unwrap();
     let to = ViewMut::bhld(&mut [], [1 << 40, 1 << 20, 0, 4]).unwrap();
