@@ -32,7 +32,9 @@ git ls-files -z | tar --null -T - -c | tar -x -C "$minimal"
 
 # The crates depend on one another, and none need be on crates.io yet: they are resolved among themselves.
 limit=$((256 * 1024)) status=0
-rm -f "$target"/package/*.crate
+# Cargo unpacks them where it keeps sources, by registry, name and version: those of a run before, by a registry without a host,
+# would be taken for these.
+rm -rf "$target"/package "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*
 cargo package --workspace --locked --allow-dirty
 for crate in "$target"/package/*.crate; do
   size=$(stat -c %s "$crate")
