@@ -32,11 +32,11 @@ git ls-files -z | tar --null -T - -c | tar -x -C "$minimal"
 
 # The crates depend on one another, and none need be on crates.io yet: they are resolved among themselves.
 limit=$((256 * 1024)) status=0
-# Cargo unpacks them where it keeps sources, by registry, name and version: those of a run before, by a registry without a host,
-# would be taken for these.
-rm -rf "$target"/package "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*
-cargo package --workspace --locked --allow-dirty
-for crate in "$target"/package/*.crate; do
+# By name and version what is unpacked and built of them does not differ from that of a run before: it has to go.
+packages=$target/packages
+rm -rf "$packages"/package "$packages"/debug/.fingerprint/headwise* "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*
+CARGO_TARGET_DIR=$packages cargo package --workspace --locked --allow-dirty
+for crate in "$packages"/package/*.crate; do
   size=$(stat -c %s "$crate")
   printf '%s: %d files, %d bytes\n' "$(basename "$crate")" "$(tar -tzf "$crate" | wc -l)" "$size"
   [ "$size" -le "$limit" ] || { echo "larger than $limit bytes" >&2; status=1; }
