@@ -14,8 +14,8 @@ mod jobs {
     use half::{bf16, f16};
     use headwise::layer::{Linear, Then, Weight, WeightLayout, Weights};
     use headwise::{
-        Attention, CacheShape, Element, KvCache, Level, Run, Stage, StatisticsOptions, Stored, Threads, View,
-        ViewMut,
+        Attention, CacheShape, Element, Error, KvCache, Level, Run, Stage, StatisticsOptions, Stored,
+        Threads, View, ViewMut,
     };
 
     /// What is counted, with its memory.
@@ -44,16 +44,23 @@ mod jobs {
         dv: usize,
     }
 
-    /// One head of one entry.
-    fn attention<T: Element>(attention: Attention<'static>, sizes: Sizes) -> Job {
+    /// A call on one head of one entry.
+    fn on_head<T: Element>(
+        sizes: Sizes,
+        call: impl Fn([View<'_, T>; 3], ViewMut<'_, T>) -> Result<(), Error> + 'static,
+    ) -> Job {
         let Sizes { lq, lk, d, dv } = sizes;
         let (q, k, v) = (fill::<T>(lq * d), fill::<T>(lk * d), fill::<T>(lk * dv));
         let mut out = vec![T::from_f32(0.0); lq * dv];
         warm(move || {
             let (q, k, v) = (bhld(&q, [1, 1, lq, d]), bhld(&k, [1, 1, lk, d]), bhld(&v, [1, 1, lk, dv]));
             let out = ViewMut::bhld(&mut out, [1, 1, lq, dv]).expect("compact");
-            attention.run(q, k, v, out).expect("valgrind has this level");
+            call([q, k, v], out).expect("valgrind has this level");
         })
+    }
+
+    fn attention<T: Element>(attention: Attention<'static>, sizes: Sizes) -> Job {
+        on_head::<T>(sizes, move |[q, k, v], out| attention.run(q, k, v, out))
     }
 
     fn plain(level: Level) -> Attention<'static> {
@@ -111,14 +118,9 @@ mod jobs {
 
     /// The same head as `head_f32`, with its statistics and what its keys receive.
     pub fn statistics(level: Level) -> Job {
-        let Sizes { lq, lk, d, dv } = HEAD;
-        let (q, k, v) = (fill::<f32>(lq * d), fill::<f32>(lk * d), fill::<f32>(lk * dv));
-        let (mut out, options) = (vec![0.0; lq * dv], StatisticsOptions::new().received());
-        warm(move || {
-            let (q, k, v) = (bhld(&q, [1, 1, lq, d]), bhld(&k, [1, 1, lk, d]), bhld(&v, [1, 1, lk, dv]));
-            let out = ViewMut::bhld(&mut out, [1, 1, lq, dv]).expect("compact");
-            let result = plain(level).run_with_statistics(q, k, v, out, &options);
-            result.expect("valgrind has this level");
+        let (attention, options) = (plain(level), StatisticsOptions::new().received());
+        on_head::<f32>(HEAD, move |[q, k, v], out| {
+            attention.run_with_statistics(q, k, v, out, &options).map(|_| ())
         })
     }
 

@@ -107,6 +107,18 @@ pub(crate) struct Span {
     pub ahead: [[Lines; 2]; 2],
 }
 
+impl Span {
+    /// What to ask for during the scores, 0, or the values, 1: also of mask and bias, where there is room for it.
+    #[inline(always)]
+    fn ahead(&self, during: usize, added: Option<&Added>) -> [Lines; 2] {
+        let [first, second] = self.ahead[during];
+        match added {
+            Some(added) if second.count == 0 => [first, added.ahead(during)],
+            _ => [first, second],
+        }
+    }
+}
+
 /// Keys or features beside tiles of 1 or 2 vectors, and of 3: enough sums for the multiply-add units not to wait,
 /// and no more than there are registers.
 const TALL: [usize; 2] = [12, 8];
@@ -345,10 +357,7 @@ impl Stack<'_> {
             let (d, factor) = (self.widths()[0], call.split_scale()[1] * self.unit);
             let (qt, max) = (buffers.qt, [isa.splat_f32s(f32::NEG_INFINITY); NQ]);
             let added = added.as_ref();
-            let mut ahead = span.ahead[0];
-            if let (Some(added), 0) = (added, ahead[1].count) {
-                ahead[1] = added.ahead()[0];
-            }
+            let ahead = span.ahead(0, added);
             let max = match self.products {
                 Products::MultiplyAdds => {
                     let feed = Feed::new(ahead, n, d, MR);

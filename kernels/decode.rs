@@ -76,10 +76,10 @@ struct Decode<'t, 'a, C> {
 const CHUNK: usize = 64;
 const _: () = assert!(CHUNK <= 64 && KEYS.is_multiple_of(CHUNK));
 
-/// Keys of a chunk, for rows of so many bytes. Few: while the softmax of a chunk runs, the memory has only what was
-/// asked for before. In percent of the read rate, group 4, 4096 keys, with 16, 32 and 64 keys at AVX-512: f32 of D 128
-/// 105, 98, 96; f16 80, 75, 70; bf16 76, 74, 71, and of D 64 60, 64, 66; at AVX2 f32 of D 128 92, 78, -, of D 64 87, 78, -,
-/// and f16, which takes long there, 35, 37, 40.
+/// Keys of a chunk, for rows of so many bytes. Few: while the softmax of a chunk runs, the memory has only what
+/// was asked for before. In percent of the read rate, group 4, 4096 keys, with 16, 32 and 64 keys at AVX-512: f32
+/// of D 128 105, 98, 96; f16 80, 75, 70; bf16 76, 74, 71, and of D 64 60, 64, 66; at AVX2 f32 of D 128 92, 78, -,
+/// of D 64 87, 78, -, and f16, which takes long there, 35, 37, 40.
 const fn chunk<C>(row: usize, lanes: usize) -> usize {
     if row >= 256 && (size_of::<C>() == size_of::<f32>() || lanes >= 16) { CHUNK / 4 } else { CHUNK }
 }

@@ -65,12 +65,14 @@ impl Added {
         Self { mask, flags, bias, seen }
     }
 
-    /// What of the bias, or the mask, of the keys that come next is to be asked for during the scores, and
-    /// during the values.
+    /// What of the bias, or the mask, of the keys that come next is to be asked for during the scores, 0, or the
+    /// values, 1.
     #[inline(always)]
-    pub fn ahead(&self) -> [Lines; 2] {
-        let bias = self.bias.as_ref().map_or([Lines::NONE; 2], Panel::ahead);
-        if bias[0].count > 0 { bias } else { self.flags.as_ref().map_or([Lines::NONE; 2], Panel::ahead) }
+    pub fn ahead(&self, during: usize) -> Lines {
+        match self.bias.as_ref().map(|bias| bias.ahead(during)) {
+            Some(lines) if lines.count > 0 => lines,
+            _ => self.flags.as_ref().map_or(Lines::NONE, |flags| flags.ahead(during)),
+        }
     }
 
     /// Adds the bias, times the unit, to the scores `st` of `n` keys (or, without, only hides), and
@@ -203,22 +205,20 @@ impl<E: Copy> Panel<E> {
     /// D 64, AVX-512, a bias costs 8 % where it is in the nearest cache, 12 % in the second, and 19 % beyond: a
     /// line from there takes some 5 cycles, however early it is asked for.
     #[inline(always)]
-    fn ahead(&self) -> [Lines; 2] {
+    fn ahead(&self, during: usize) -> Lines {
         const RUN: usize = 4;
         let tokens = self.width / self.group;
         if self.rows == 1 || self.key != 1 || tokens == 0 {
-            return [Lines::NONE; 2];
+            return Lines::NONE;
         }
         let next = (RUN - self.start / KEYS % RUN) * KEYS - self.start % KEYS;
         let bytes = RUN * KEYS * size_of::<E>();
         // Head by head, as the tokens of one lie evenly; a part does not go on to the next.
-        let (rows, first) = (self.heads * tokens, self.start / KEYS % RUN * 2);
-        [first, first + 1].map(|part| {
-            let (from, to) = (part * rows / (2 * RUN), (part + 1) * rows / (2 * RUN));
-            let (head, token) = (from / tokens, from % tokens);
-            let ptr = self.row[token * self.group + head].wrapping_add(next).cast();
-            Lines { ptr, row: self.token, bytes, count: (to - from).min(tokens - token) }
-        })
+        let (rows, part) = (self.heads * tokens, self.start / KEYS % RUN * 2 + during);
+        let (from, to) = (part * rows / (2 * RUN), (part + 1) * rows / (2 * RUN));
+        let (head, token) = (from / tokens, from % tokens);
+        let ptr = self.row[token * self.group + head].wrapping_add(next).cast();
+        Lines { ptr, row: self.token, bytes, count: (to - from).min(tokens - token) }
     }
 
     /// The element of a row and a key of the block.

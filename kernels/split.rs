@@ -18,7 +18,7 @@ mod analysis;
 mod run;
 
 /// How a call is split into tasks: (batch entry, key/value head, queries, keys). A task has all the query
-/// heads of its key/value head, so that K and V are read once for them (but where it tells what keys receive: one). None of this changes a bit of the
+/// heads of its key/value head, so that K and V are read once for them (one, where it tells what keys receive). None of this changes a bit of the
 /// result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {

@@ -3,7 +3,7 @@
 //! ```text
 //! every shape, level, number of threads, implementation: one call on fresh threads; memory, check, estimate
 //! each round: peaks, then all of them in turn             so that load on the machine hits all alike
-//!     warm up, peak, calls and reads of K and V in turn, peak     each yardstick right beside what it measures
+//!     warm up, peak, calls in turn with reads, peak       each yardstick right beside what it measures
 //! report: medians over the rounds of medians over the calls
 //! ```
 //!

@@ -46,6 +46,7 @@ impl Stack<'_> {
         // SAFETY: `m` and `l` have NQ * LANES >= count lanes; the LSE goes with the row; rows of the task
         // have Dv features, as have their records.
         unsafe {
+            self.check::<I, NQ>(isa, block, buffers); // the statistics do not count such rows
             if self.part.is_null() {
                 let mut gate = [isa.splat_f32s(1.0); NQ];
                 if let Some(gates) = call.terms.gates {
@@ -66,7 +67,6 @@ impl Stack<'_> {
                     });
                 }
                 pack::unpack_to::<I, NQ>(isa, buffers.ot, factor, &place[..block.count], out, dv);
-                self.check::<I, NQ>(isa, block, buffers);
                 if let Some(sink) = self.statistics {
                     isa.vectorize(Finish::<I, NQ> { isa, stack: self, block, buffers, sink, factor });
                 }
@@ -80,7 +80,6 @@ impl Stack<'_> {
                 });
                 let (one, stride) = ([isa.splat_f32s(1.0); NQ], size_of::<f32>() as isize);
                 pack::unpack::<I, f32, NQ>(isa, buffers.ot, one, &place[..block.count], stride, dv);
-                self.check::<I, NQ>(isa, block, buffers);
             }
         }
     }

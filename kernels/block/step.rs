@@ -54,10 +54,7 @@ impl Stack<'_> {
             self.clock.lap(Part::Softmax);
             let fresh = core::mem::replace(&mut block.fresh, false);
             let ot = buffers.ot;
-            let mut ahead = span.ahead[1];
-            if let (Some(added), 0) = (added, ahead[1].count) {
-                ahead[1] = added.ahead()[1];
-            }
+            let ahead = span.ahead(1, added);
             let (n, dv) = (seen.len(), self.call.v.shape()[3]);
             let used = first..first + n;
             match self.products {

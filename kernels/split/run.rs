@@ -69,6 +69,14 @@ impl Tasks<'_> {
         [rest / blocks / hks, rest / blocks % hks, blocks - 1 - rest % blocks, span]
     }
 
+    /// From the head of a task: the key/value head, and the query heads that the task has.
+    fn heads(&self, head: usize) -> (usize, Range<usize>) {
+        match &self.job {
+            Job::Observe { observed, .. } if observed.is_apart() => (head / self.call.group, head..head + 1),
+            _ => (head, self.call.heads_of(head)),
+        }
+    }
+
     fn compute(
         &self,
         number: usize,
@@ -101,8 +109,7 @@ impl Tasks<'_> {
                 if tokens.is_empty() {
                     return Ok(());
                 }
-                let (hk, heads) =
-                    if observed.is_apart() { (hk / call.group, hk..hk + 1) } else { (hk, call.heads_of(hk)) };
+                let (hk, heads) = self.heads(hk);
                 let after = next.and_then(|next| self.unit(next));
                 let rows = RowsMut { statistics: Some(observed.sink(call, b, block)), ..*out };
                 let task = Task { call, b, hk, heads, tokens, keys: 0..len, ahead: len, after, part, rows };
@@ -113,11 +120,8 @@ impl Tasks<'_> {
 
     /// Where a task starts, if it has queries.
     fn unit(&self, number: usize) -> Option<Unit> {
-        let [b, mut hk, block, _] = self.find(number);
-        let token = block * self.tokens_of(b);
-        if matches!(&self.job, Job::Observe { observed, .. } if observed.is_apart()) {
-            hk /= self.call.group;
-        }
+        let [b, head, block, _] = self.find(number);
+        let ((hk, _), token) = (self.heads(head), block * self.tokens_of(b));
         (token < self.call.q_len(b)).then_some(Unit { b, hk, token })
     }
 

@@ -234,15 +234,19 @@ fn rows_that_see_nothing_do_not_count() {
     }
 }
 
+/// Keys or values of 90 tokens with 8 features, without and with NaN in token 70.
+fn with_nan() -> [Vec<f32>; 2] {
+    let clean: Vec<f32> = fill(90 * 8, 2);
+    let mut dirty = clean.clone();
+    dirty[70 * 8..71 * 8].fill(f32::NAN);
+    [clean, dirty]
+}
+
 /// NaN behind the mask changes nothing; a NaN that is seen is told.
 #[test]
 fn nan() {
-    let (l, d) = (90, 8);
-    let x: Vec<f32> = fill(l * d, 2);
-    let clean = View::bhld(&x, [1, 1, l, d]).unwrap();
-    let mut dirty = x.clone();
-    dirty[70 * d..71 * d].fill(f32::NAN);
-    let dirty = View::bhld(&dirty, [1, 1, l, d]).unwrap();
+    let data = with_nan();
+    let [clean, dirty] = [&data[0], &data[1]].map(|x| View::bhld(x, [1, 1, 90, 8]).unwrap());
     let (q, special) = (clean, [false; 90]);
     for level in Level::available() {
         let attention = Attention::new().causal().level(level);
@@ -258,12 +262,8 @@ fn nan() {
 /// have leaked into are computed twice and count once.
 #[test]
 fn nan_stays_with_its_rows() {
-    let (l, d) = (90, 8);
-    let x: Vec<f32> = fill(l * d, 2);
-    let clean = View::bhld(&x, [1, 1, l, d]).unwrap();
-    let mut dirty = x.clone();
-    dirty[70 * d..71 * d].fill(f32::NAN);
-    let dirty = View::bhld(&dirty, [1, 1, l, d]).unwrap();
+    let data = with_nan();
+    let [clean, dirty] = [&data[0], &data[1]].map(|x| View::bhld(x, [1, 1, 90, 8]).unwrap());
     for level in Level::available() {
         let before = Attention::new().causal().q_lens(&[70]).level(level);
         let (got, _) = run(before.position(Position::TopLeft), [clean, dirty, dirty], &[false; 90]);
